@@ -1,0 +1,82 @@
+"""The exception tree: every error a user can meet, each with a message that says what to do.
+
+BitwrightError
+├── ConfigError (ValueError)        a spec, recipe, rule or argument that cannot be
+│   └── UnknownNameError            a name no registry or model knows, with the nearest ones
+├── CaptureError                    the model could not be captured, or its capture deviates
+├── CalibrationError                data that cannot calibrate: empty, NaN, refused by the model
+├── ExportError                     the file could not be written
+├── VerifyError                     the file could not be run or compared
+└── MissingExtraError (ImportError) an optional package is needed
+"""
+
+import difflib
+import importlib
+from collections.abc import Iterable
+from types import ModuleType
+
+
+class BitwrightError(Exception):
+    """Base of all errors raised on purpose by Bitwright."""
+
+
+class ConfigError(BitwrightError, ValueError):
+    """A setting that cannot be."""
+
+
+class UnknownNameError(ConfigError):
+    """A name that nothing answers to."""
+
+
+class CaptureError(BitwrightError):
+    """A model that could not be captured faithfully."""
+
+
+class CalibrationError(BitwrightError):
+    """Calibration that could not give every quantizer a range."""
+
+
+class ExportError(BitwrightError):
+    """A file that could not be written."""
+
+
+class VerifyError(BitwrightError):
+    """A file that could not be executed or compared."""
+
+
+class MissingExtraError(BitwrightError, ImportError):
+    """An optional package that the request needs."""
+
+
+def nearest(name: str, known: Iterable[str], limit: int = 3) -> list[str]:
+    """The known names most like ``name``, which may be mistyped or only a part of one."""
+    names = sorted(set(known))
+    folded = {n.lower(): n for n in names}
+    wish = name.lower()
+    near = [folded[n] for n in difflib.get_close_matches(wish, folded, n=limit, cutoff=0.55)]
+    near += [n for n in names if wish and wish in n.lower()]
+    return list(dict.fromkeys(near))[:limit]
+
+
+def suggest(name: str, known: Iterable[str], limit: int = 3) -> str:
+    """Return ``": did you mean 'x'?"``, or the list of what exists, for an unknown ``name``."""
+    names = sorted(set(known))
+    near = nearest(name, names, limit)
+    if near:
+        return ": did you mean " + " or ".join(repr(n) for n in near) + "?"
+    if not names:
+        return ": there are none"
+    shown = ", ".join(names[:12]) + (f", … ({len(names)} in all)" if len(names) > 12 else "")
+    return f": known are {shown}"
+
+
+def require(module: str, extra: str, purpose: str) -> ModuleType:
+    """Import an optional package, or say which extra brings it."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is not None and error.name.split(".")[0] != module.split(".")[0]:
+            raise
+        raise MissingExtraError(
+            f"{purpose} needs the package '{module}', which is not installed: pip install 'bitwright[{extra}]'"
+        ) from error

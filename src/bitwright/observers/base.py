@@ -1,0 +1,103 @@
+"""Observer: sees tensors, keeps O(channels) state and never the tensors, answers scale and zero point."""
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+
+from bitwright.errors import CalibrationError, ConfigError
+from bitwright.numerics import scale_and_zero_point
+from bitwright.numerics.views import canonical
+from bitwright.registry import Registry
+from bitwright.spec import PerGroup, PerTensor, QuantSpec
+
+OBSERVERS: Registry[type["Observer"]] = Registry("observer")
+
+
+def register_observer(name: str, *, aliases: tuple[str, ...] = (), override: bool = False):  # noqa: ANN201
+    """File an observer class under a name.
+
+    Subclass :class:`Observer`, write ``observe`` and ``range``, and decorate; that is the whole plug-in::
+
+        @register_observer("Top99Observer")
+        class Top99Observer(Observer):
+            def observe(self, x): ...
+            def range(self): ...
+    """
+    return OBSERVERS.register(name, aliases=aliases, override=override)
+
+
+class Observer(ABC):
+    """Finds the range of a tensor for one spec, batch by batch."""
+
+    def __init__(self, spec: QuantSpec) -> None:
+        self.spec = spec
+        self.param_shape: tuple[int, ...] | None = None
+        self.batches = 0
+
+    def __call__(self, x: Tensor) -> None:
+        """Look at one batch of values."""
+        if x.numel() == 0:
+            return
+        shape = self.spec.param_shape(tuple(x.shape))
+        if self.param_shape is not None and shape != self.param_shape:
+            raise CalibrationError(
+                f"the number of channels changed: {self.param_shape} before, now {shape} "
+                f"for a tensor of {tuple(x.shape)}"
+            )
+        self.param_shape = shape
+        with torch.no_grad():
+            self.observe(x.detach())
+        self.batches += 1
+
+    @abstractmethod
+    def observe(self, x: Tensor) -> None:
+        """Take one non-empty tensor into account."""
+
+    @abstractmethod
+    def range(self) -> tuple[Tensor, Tensor]:
+        """Return the lowest and highest value to represent, each of ``param_shape``."""
+
+    @abstractmethod
+    def merge(self, other: "Observer") -> None:
+        """Take over what another observer of the same kind has seen, as if it had been seen here."""
+
+    def qparams(self) -> tuple[Tensor, Tensor]:
+        """Return scale and zero point for what was seen."""
+        if not self.batches:
+            raise CalibrationError("no data was seen")
+        lo, hi = self.range()
+        if not bool(torch.isfinite(lo).all() & torch.isfinite(hi).all()):
+            raise CalibrationError("NaN or infinity was seen")
+        return scale_and_zero_point(lo, hi, self.spec)
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self.__init__(self.spec)  # pyrefly: ignore
+
+
+def min_max(x: Tensor, spec: QuantSpec) -> tuple[Tensor, Tensor]:
+    """Lowest and highest value per tensor, channel or group, in the shape of the spec's scale."""
+    if isinstance(spec.granularity, PerTensor):
+        lo, hi = torch.aminmax(x)
+        return lo.float(), hi.float()
+    axis = spec.granularity.axis % x.ndim
+    group = spec.granularity.size if isinstance(spec.granularity, PerGroup) else None
+    values = canonical(x, axis, group).values
+    if values.shape[0] == 1 or values.shape[2] == 1:
+        lo, hi = torch.aminmax(values.squeeze(0) if values.shape[0] == 1 else values.squeeze(2).t(), dim=1)
+    else:
+        lo, hi = values.amin((0, 2)), values.amax((0, 2))
+    if group is None:
+        return lo.float(), hi.float()
+    # Groups come out in the order (other axes, groups): bring the group axis back to its place.
+    others = [n for d, n in enumerate(x.shape) if d != axis]
+    return tuple(v.float().reshape(*others, -1).movedim(-1, axis) for v in (lo, hi))  # pyrefly: ignore
+
+
+def check_same_kind(one: Observer, other: Observer) -> None:
+    """Raise unless two observers can be merged."""
+    if type(one) is not type(other) or one.spec != other.spec:
+        raise ConfigError(
+            f"cannot merge {type(other).__name__} of '{other.spec}' into {type(one).__name__} of '{one.spec}'"
+        )

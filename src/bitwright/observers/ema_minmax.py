@@ -1,0 +1,58 @@
+"""EMAMinMaxObserver: an exponential moving average of each batch's range.  lo = r·lo + (1 - r)·min x."""
+
+from torch import Tensor
+
+from bitwright.errors import ConfigError
+from bitwright.observers.base import Observer, check_same_kind, min_max, register_observer
+from bitwright.spec import QuantSpec
+
+
+@register_observer("EMAMinMaxObserver", aliases=("ema_minmax", "moving_average"))
+class EMAMinMaxObserver(Observer):
+    """Moving average of minimum and maximum; the first batch is taken as it is.
+
+    Args:
+        spec: what the range is for.
+        ema_ratio: weight of the past, from 0 (only the last batch) to below 1.
+    """
+
+    def __init__(self, spec: QuantSpec, ema_ratio: float = 0.9) -> None:
+        super().__init__(spec)
+        if not 0.0 <= ema_ratio < 1.0:
+            raise ConfigError(f"ema_ratio must be at least 0 and below 1, not {ema_ratio}")
+        self.ema_ratio = ema_ratio
+        self.lo: Tensor | None = None
+        self.hi: Tensor | None = None
+
+    def observe(self, x: Tensor) -> None:
+        """Move the range towards that of ``x``."""
+        lo, hi = min_max(x, self.spec)
+        if self.lo is None or self.hi is None:
+            self.lo, self.hi = lo, hi
+            return
+        self.lo = self.lo * self.ema_ratio + lo * (1 - self.ema_ratio)
+        self.hi = self.hi * self.ema_ratio + hi * (1 - self.ema_ratio)
+
+    def range(self) -> tuple[Tensor, Tensor]:
+        """The averaged range."""
+        if self.lo is None or self.hi is None:
+            raise RuntimeError("range() before the first observe()")
+        return self.lo, self.hi
+
+    def merge(self, other: Observer) -> None:
+        """Average with another observer's range, each weighted by the batches it has seen."""
+        check_same_kind(self, other)
+        if not isinstance(other, EMAMinMaxObserver) or other.lo is None or other.hi is None:
+            return
+        if self.lo is None or self.hi is None:
+            self.lo, self.hi = other.lo, other.hi
+        else:
+            share = other.batches / (self.batches + other.batches)
+            self.lo = self.lo * (1 - share) + other.lo * share
+            self.hi = self.hi * (1 - share) + other.hi * share
+        self.param_shape = other.param_shape
+        self.batches += other.batches
+
+    def reset(self) -> None:
+        """Forget everything but the ratio."""
+        self.__init__(self.spec, self.ema_ratio)  # pyrefly: ignore

@@ -1,0 +1,203 @@
+"""TensorQuantizer: the only object in the system that quantizes a tensor."""
+
+import enum
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bitwright.errors import CalibrationError, ConfigError, suggest
+from bitwright.methods import METHODS, Method
+from bitwright.numerics import scale_and_zero_point
+from bitwright.observers import OBSERVERS, Observer
+from bitwright.spec import PerChannel, PerTensor, QuantSpec
+
+
+class Phase(enum.Enum):
+    """What a quantizer does with the tensors it sees."""
+
+    OFF = 0
+    OBSERVE = 1
+    QUANTIZE = 2
+
+
+class TensorQuantizer(nn.Module):
+    """A spec, an observer and a method, with one phase.
+
+    Args:
+        spec: what the quantized tensor looks like, or its text.
+        observer: name of the observer that finds the range.
+        method: name of the method that rounds.
+        observer_options: keyword arguments of the observer.
+        method_options: keyword arguments of the method.
+
+    The scale and zero point are buffers. They are saved with the phase, and load into a fresh quantizer of
+    whatever shape; a checkpoint without them (of the float model) loads too and leaves them alone.
+    """
+
+    scale: Tensor
+    zero_point: Tensor
+
+    def __init__(
+        self,
+        spec: QuantSpec | str,
+        observer: str = "MinMaxObserver",
+        method: str = "FixedFakeQuantize",
+        *,
+        observer_options: Mapping[str, Any] | None = None,
+        method_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        self.spec = QuantSpec.parse(spec)
+        self.observer: Observer = _build(OBSERVERS.get(observer), "observer", observer, self.spec, observer_options)
+        self.method: Method = _build(METHODS.get(method), "method", method, self.spec, method_options)
+        self.observer_name, self.method_name = observer, method
+        self.phase = Phase.OFF
+        self.label = ""
+        self.register_buffer("scale", torch.empty(0))
+        self.register_buffer("zero_point", torch.empty(0, dtype=torch.int32))
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether a scale is known."""
+        return self.scale.numel() > 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Pass ``x`` on, having looked at it or quantized it as the phase says."""
+        if self.phase is Phase.QUANTIZE:
+            return self.method(x, self.scale, self.zero_point)
+        if self.phase is Phase.OBSERVE:
+            self.observer(x)
+        return x
+
+    def off(self) -> None:
+        """Let tensors pass untouched."""
+        self.phase = Phase.OFF
+
+    def observe(self) -> None:
+        """Look at tensors and let them pass."""
+        self.phase = Phase.OBSERVE
+
+    def quantize(self) -> None:
+        """Quantize tensors; the range must be known."""
+        if not self.calibrated:
+            raise CalibrationError(f"the quantizer{self._named()} has no range yet: calibrate it, or set_range(lo, hi)")
+        self.phase = Phase.QUANTIZE
+
+    def compute_qparams(self) -> None:
+        """Turn what the observer has seen into scale and zero point."""
+        try:
+            scale, zero_point = self.observer.qparams()
+        except CalibrationError as error:
+            raise CalibrationError(f"the quantizer{self._named()} cannot be calibrated: {error}") from error
+        self.set_qparams(scale, zero_point)
+
+    def set_qparams(self, scale: Tensor, zero_point: Tensor | None = None) -> None:
+        """Set the scale (positive, finite) and zero point (within the spec's integers) by hand."""
+        device = self.scale.device
+        scale = torch.as_tensor(scale, dtype=torch.float32, device=device).detach().clone()
+        if zero_point is None:
+            zero_point = torch.zeros_like(scale, dtype=torch.int32)
+        zero_point = torch.as_tensor(zero_point, dtype=torch.int32, device=device).detach().clone()
+        wrong = scale[~((scale > 0) & torch.isfinite(scale))]
+        if wrong.numel():
+            raise CalibrationError(
+                f"the scale of the quantizer{self._named()} must be positive and finite, not {float(wrong[0])}"
+            )
+        if scale.shape != zero_point.shape:
+            raise ConfigError(
+                f"scale {tuple(scale.shape)} and zero point {tuple(zero_point.shape)} "
+                f"of the quantizer{self._named()} differ in shape"
+            )
+        shape = self._fit(scale.shape)
+        if self.spec.symmetric and bool((zero_point != 0).any()):
+            raise ConfigError(f"the quantizer{self._named()} is symmetric ('{self.spec}'): its zero point must be 0")
+        if bool(((zero_point < self.spec.qmin) | (zero_point > self.spec.qmax)).any()):
+            raise ConfigError(
+                f"a zero point of the quantizer{self._named()} lies outside [{self.spec.qmin}, {self.spec.qmax}]"
+            )
+        self.scale, self.zero_point = scale.reshape(shape), zero_point.reshape(shape)
+
+    def set_range(self, lo: float | Tensor, hi: float | Tensor) -> None:
+        """Set scale and zero point so that [lo, hi] is represented."""
+        low, high = torch.as_tensor(lo), torch.as_tensor(hi)
+        if bool((low > high).any()):
+            raise ConfigError(f"the range of the quantizer{self._named()} ends ({hi}) before it begins ({lo})")
+        self.set_qparams(*scale_and_zero_point(low, high, self.spec))
+
+    def range(self) -> tuple[Tensor, Tensor]:
+        """The lowest and highest value that can be represented."""
+        lo = (self.spec.qmin - self.zero_point) * self.scale
+        return lo, (self.spec.qmax - self.zero_point) * self.scale
+
+    def _fit(self, shape: torch.Size) -> torch.Size:
+        """The shape that a scale given as ``shape`` has here, or an error if it does not fit the spec."""
+        grain = self.spec.granularity
+        if not shape.numel():
+            return shape
+        if isinstance(grain, PerTensor) and shape.numel() == 1:
+            return torch.Size()
+        if isinstance(grain, PerTensor) or (isinstance(grain, PerChannel) and len(shape) != 1):
+            raise ConfigError(
+                f"a scale of shape {tuple(shape)} does not fit the quantizer{self._named()}: '{self.spec}'"
+            )
+        return shape
+
+    def _named(self) -> str:
+        return f" {self.label!r}" if self.label else ""
+
+    def extra_repr(self) -> str:
+        """Show spec, range and phase."""
+        known = "no range"
+        if self.calibrated:
+            lo, hi = self.range()
+            known = f"range [{float(lo.min()):.4g}, {float(hi.max()):.4g}]"
+        return f"{self.spec}, {known}, {self.observer_name}, {self.method_name}, {self.phase.name.lower()}"
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[prefix + "phase"] = torch.tensor(self.phase.value, dtype=torch.uint8)
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        given = [name for name in ("scale", "zero_point") if prefix + name in state_dict]
+        try:
+            shapes = {name: self._fit(state_dict[prefix + name].shape) for name in given}
+        except ConfigError as error:
+            error_msgs.append(str(error))
+            return
+        for name, shape in shapes.items():
+            setattr(self, name, getattr(self, name).new_empty(shape))
+        phase = state_dict.pop(prefix + "phase", None)
+        if phase is not None:
+            self.phase = Phase(int(phase))
+        missing: list[str] = []
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing, unexpected_keys, error_msgs)
+        # A float checkpoint knows nothing of quantizers; half of one's state is a mistake.
+        if len(missing) < 2:
+            missing_keys.extend(missing)
+
+
+def _build(cls: type[Any], kind: str, name: str, spec: QuantSpec, options: Mapping[str, Any] | None) -> Any:  # noqa: ANN401
+    if not options:
+        return cls(spec)
+    known = [p for p in inspect.signature(cls).parameters if p != "spec"]
+    for key in options:
+        if key not in known:
+            raise ConfigError(f"the {kind} {name!r} has no option {key!r}{suggest(key, known)}")
+    return cls(spec, **options)
+
+
+def quantizers(model: nn.Module) -> dict[str, TensorQuantizer]:
+    """Every quantizer of a model by its qualified name."""
+    return {name: m for name, m in model.named_modules() if isinstance(m, TensorQuantizer)}

@@ -1,0 +1,94 @@
+"""A registry you can list, filter and mistype: one per kind of plug-in."""
+
+import logging
+from collections.abc import Callable, Iterator
+from fnmatch import fnmatch
+from importlib import metadata
+from typing import Generic, TypeVar
+
+from bitwright.errors import ConfigError, UnknownNameError, nearest, suggest
+
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
+ENTRY_POINT_GROUP = "bitwright.plugins"
+
+
+class Registry(Generic[T]):
+    """Names for things of one kind; a duplicate is an error, an unknown name a suggestion.
+
+    Another distribution adds to it by declaring an entry point in the group ``bitwright.plugins``
+    that names a module; importing that module runs its decorators.
+    """
+
+    _plugins_loaded = False
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self._items: dict[str, T] = {}
+        self._aliases: dict[str, str] = {}
+
+    def register(self, name: str, *, aliases: tuple[str, ...] = (), override: bool = False) -> Callable[[T], T]:
+        """Return a decorator that files what it decorates under ``name`` and its ``aliases``."""
+
+        def decorate(item: T) -> T:
+            for key in (name, *aliases):
+                taken = self._items.get(self._aliases.get(key, key))
+                if taken is not None and not override:
+                    raise ConfigError(
+                        f"{self.kind} {key!r} is registered twice: by {_where(taken)} and by {_where(item)}; "
+                        "choose another name or pass override=True"
+                    )
+            self._items[name] = item
+            self._aliases.pop(name, None)
+            self._aliases.update(dict.fromkeys(aliases, name))
+            return item
+
+        return decorate
+
+    def unregister(self, name: str) -> None:
+        """Forget ``name`` and its aliases."""
+        self.get(name)
+        target = self._aliases.get(name, name)
+        del self._items[target]
+        self._aliases = {a: n for a, n in self._aliases.items() if n != target}
+
+    def get(self, name: str) -> T:
+        """Return what ``name`` stands for, or raise with the nearest names."""
+        if not isinstance(name, str):
+            raise ConfigError(f"a {self.kind} is chosen by its name (a str), not by {name!r}")
+        for _ in range(2):
+            item = self._items.get(self._aliases.get(name, name))
+            if item is not None:
+                return item
+            load_plugins()
+        known = [*self._items] if nearest(name, self._items) else [*self._items, *self._aliases]
+        raise UnknownNameError(f"unknown {self.kind} {name!r}{suggest(name, known)}")
+
+    def names(self, pattern: str = "*") -> list[str]:
+        """List the names (not the aliases) that match a glob."""
+        load_plugins()
+        return sorted(n for n in self._items if fnmatch(n, pattern))
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._items or name in self._aliases
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names())
+
+
+def load_plugins() -> None:
+    """Import, once, every module that other distributions offer as a plug-in."""
+    if Registry._plugins_loaded:
+        return
+    Registry._plugins_loaded = True
+    for entry in metadata.entry_points(group=ENTRY_POINT_GROUP):
+        try:
+            entry.load()
+        except Exception:
+            _log.exception("the plug-in %r could not be loaded and is left out", entry.name)
+
+
+def _where(item: object) -> str:
+    name = getattr(item, "__qualname__", None) or repr(item)
+    module = getattr(item, "__module__", None)
+    return f"{module}.{name}" if module else name

@@ -1,0 +1,92 @@
+"""Files appear whole or not at all."""
+
+import os
+import stat
+
+import pytest
+
+from bitwright.errors import ConfigError
+from bitwright.files import check_output, whole_file
+
+
+def test_a_file_appears_when_all_went_well(tmp_path):
+    target = tmp_path / "new" / "folder" / "model.onnx"
+    with whole_file(target) as partial:
+        assert partial.parent == target.parent
+        assert partial.suffix == ".onnx"
+        partial.write_text("first")
+        assert not target.exists()
+    assert target.read_text() == "first"
+    with whole_file(str(target)) as partial:
+        partial.write_text("second")
+        assert target.read_text() == "first"
+    assert target.read_text() == "second"
+    assert os.listdir(target.parent) == ["model.onnx"]
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize("existing", [False, True])
+def test_a_failure_leaves_nothing(tmp_path, error, existing):
+    target = tmp_path / "report.html"
+    if existing:
+        target.write_text("old")
+
+    def fail():
+        with whole_file(target) as partial:
+            partial.write_text("half of it")
+            raise error
+
+    with pytest.raises(error):
+        fail()
+    assert os.listdir(tmp_path) == (["report.html"] if existing else [])
+    if existing:
+        assert target.read_text() == "old"
+
+
+def test_the_writer_may_remove_its_file(tmp_path):
+    with pytest.raises(FileNotFoundError), whole_file(tmp_path / "x.bin") as partial:
+        partial.unlink()
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o027, 0o640), (0o077, 0o600)])
+def test_permissions_follow_the_umask(tmp_path, mask, mode):
+    before = os.umask(mask)
+    try:
+        with whole_file(tmp_path / "x.txt") as partial:
+            partial.write_text("x")
+        assert os.umask(mask) == mask
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "x.txt").stat().st_mode) == mode
+
+
+def test_relative_paths(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with whole_file("here.txt") as partial:
+        partial.write_text("x")
+    assert os.listdir(tmp_path) == ["here.txt"]
+
+
+def test_check_output_names_what_is_wrong(tmp_path):
+    (tmp_path / "file").write_text("x")
+    assert check_output(tmp_path / "a" / "b" / "c.onnx") == tmp_path / "a" / "b" / "c.onnx"
+    assert check_output(tmp_path / "file") == tmp_path / "file"
+    with pytest.raises(ConfigError, match="is a folder; name a file in it"):
+        check_output(tmp_path)
+    with pytest.raises(ConfigError, match="file' exists already; choose another name or allow overwriting"):
+        check_output(tmp_path / "file", overwrite=False)
+    with pytest.raises(ConfigError, match=r"cannot be written: .*file' is not a folder"):
+        check_output(tmp_path / "file" / "model.onnx")
+    assert sorted(os.listdir(tmp_path)) == ["file"]
+
+
+def test_a_read_only_folder_is_refused_before_any_work(tmp_path, monkeypatch):
+    (tmp_path / "old.onnx").write_text("x")
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    for name in ("new.onnx", "old.onnx", "sub/new.onnx"):
+        with pytest.raises(ConfigError, match=f"{name}' cannot be written: .* is read-only"):
+            check_output(tmp_path / name)
+        with pytest.raises(ConfigError, match="is read-only"), whole_file(tmp_path / name):
+            pytest.fail("nothing may be done")
+    assert os.listdir(tmp_path) == ["old.onnx"]
