@@ -1,0 +1,45 @@
+"""QuantFunction: a function whose weight is an argument (F.conv2d, F.linear …), which is quantized."""
+
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+
+from bitwright.nn.mixins import QuantMixin
+from bitwright.nn.registry import register_qmodule
+from bitwright.quantizer import Phase
+
+_TRANSPOSED = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
+_GROUPS = 6  # the position of ``groups`` in every convolution function
+
+
+@register_qmodule(sources=[F.linear, F.conv1d, F.conv2d, F.conv3d, *_TRANSPOSED])
+class QuantFunction(QuantMixin, nn.Module):
+    """Calls the function with its own arguments; the second is the weight, the third the bias.
+
+    Args:
+        node: the call in the graph that this module takes the place of.
+    """
+
+    def __init__(self, node: fx.Node) -> None:
+        super().__init__()
+        if not callable(node.target):
+            raise TypeError(f"QuantFunction stands for a function call, not for {node.target!r}")
+        self.function = node.target
+        self.channel_axis = 1 if node.target in _TRANSPOSED else 0
+        groups = node.kwargs.get("groups", node.args[_GROUPS] if len(node.args) > _GROUPS else 1)
+        # Groups of a transposed convolution share scales along the weight's second axis: no int32 bias there.
+        self.quantize_bias = bool(node.target not in _TRANSPOSED or groups == 1)
+
+    def forward(self, input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any) -> Tensor:
+        """Compute the function on the quantized input with the quantized weight."""
+        x = self.input_quantizer(input)
+        if self.weight_quantizer.phase is Phase.QUANTIZE:
+            weight, bias = self.deploy(weight, bias)
+        else:
+            weight = self.weight_quantizer(weight)
+        return self.function(x, weight, bias, *args, **kwargs)
+
+    def extra_repr(self) -> str:
+        """Name the function."""
+        return getattr(self.function, "__name__", str(self.function))

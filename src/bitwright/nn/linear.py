@@ -1,0 +1,20 @@
+"""QuantLinear: nn.Linear with quantized input and weight."""
+
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bitwright.nn.mixins import QuantMixin
+from bitwright.nn.registry import register_qmodule
+
+
+@register_qmodule(sources=[nn.Linear])
+class QuantLinear(QuantMixin, nn.Linear):
+    """nn.Linear with quantized input and weight."""
+
+    bias: Any  # a Parameter or None, which nn.Linear does not say
+
+    def compute(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Multiply by the weight and add the bias."""
+        return F.linear(x, weight, bias)
