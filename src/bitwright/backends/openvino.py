@@ -1,0 +1,54 @@
+"""OpenVINO on CPU: u8 activations, s8 weights per channel, Q/DQ ONNX."""
+
+from dataclasses import replace
+
+from torch import fx
+
+from bitwright.backends.base import register_backend
+from bitwright.backends.onnxruntime import ONNXRUNTIME
+
+
+def _joins_other_than_channels(node: fx.Node) -> str | None:
+    """OpenVINO takes the axis of a quantized concatenation for channels, and computes wrong values where it is not."""
+    info = node.meta.get("tensor")
+    axis = node.kwargs.get("dim", node.args[1] if len(node.args) > 1 else 0)
+    if info is not None and len(info.shape) >= 4 and axis in (1, 1 - len(info.shape)):
+        return None
+    return "OpenVINO joins quantized tensors correctly only along the channels of images"
+
+
+def _adds_a_constant(node: fx.Node) -> str | None:
+    """OpenVINO refuses files in which a quantized constant, such as a position embedding, is added."""
+    for source in node.all_input_nodes:
+        while len(source.all_input_nodes) == 1:
+            source = source.all_input_nodes[0]
+        if source.op == "get_attr":
+            return "OpenVINO adds constants in float"
+    return None
+
+
+OPENVINO = register_backend()(
+    replace(
+        ONNXRUNTIME,
+        name="openvino",
+        title="OpenVINO on CPU (Q/DQ ONNX)",
+        integer={
+            **{f"conv{d}d": False for d in (1, 2, 3)},
+            **{f"conv_transpose{d}d": False for d in (1, 2, 3)},
+            "linear": False,
+            "add": False,
+            "cat": False,
+            **{f"avg_pool{d}d": False for d in (1, 2, 3)},
+            **{f"adaptive_avg_pool{d}d": False for d in (1, 2, 3)},
+        },
+        reasons={
+            "batch_norm": "no convolution or linear layer before it to fold into",
+            "mul": "OpenVINO fuses it with its neighbours in float",
+            "matmul": "OpenVINO multiplies two computed tensors in integers only if neither has a zero point",
+            "scaled_dot_product_attention": "one fused float operator; its matrix products are not visible yet",
+        },
+        conditions={"cat": _joins_other_than_channels, "add": _adds_a_constant},
+        share_inputs=frozenset({"cat"}),
+        runtimes=("openvino", "onnxruntime"),
+    )
+)

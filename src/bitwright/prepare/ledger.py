@@ -1,0 +1,66 @@
+"""The ledger: for every operator of a model, what was asked, what it got, and why."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from enum import Enum
+
+from torch import nn
+
+from bitwright.backends import Backend
+from bitwright.errors import ConfigError
+from bitwright.graph import Inputs
+from bitwright.graph.tracer import Decision
+from bitwright.recipe import Recipe
+
+
+class Verdict(Enum):
+    """How an operator will compute."""
+
+    INTEGER = "integer"
+    FUSED = "fused"  # part of the integer operator before it
+    CARRIED = "carried"  # moves quantized values without changing them
+    FLOAT = "float"
+
+
+@dataclass
+class Entry:
+    """One operator in the ledger."""
+
+    name: str
+    operator: str
+    verdict: Verdict
+    reason: str = ""
+    rule: str = ""
+    weight: str = ""
+    input: str = ""
+    output: str = ""
+
+
+@dataclass
+class Ledger:
+    """What prepare did to a model."""
+
+    backend: Backend
+    recipe: Recipe
+    example: Inputs
+    entries: list[Entry] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    islands: dict[str, str] = field(default_factory=dict)
+    decisions: list[Decision] = field(default_factory=list)
+
+    def count(self) -> Counter[Verdict]:
+        """How many operators got which verdict."""
+        return Counter(e.verdict for e in self.entries)
+
+
+def attach(model: nn.Module, ledger: Ledger) -> None:
+    """Keep the ledger with the model."""
+    model.__dict__["bitwright_ledger"] = ledger
+
+
+def ledger_of(model: nn.Module) -> Ledger:
+    """The ledger of a prepared model."""
+    ledger = model.__dict__.get("bitwright_ledger")
+    if not isinstance(ledger, Ledger):
+        raise ConfigError(f"this {type(model).__name__} was not made by bitwright.prepare")
+    return ledger
