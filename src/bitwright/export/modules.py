@@ -1,0 +1,151 @@
+"""The modules of a deployed model: constants stored as integers, and calls named after their nodes."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from bitwright.nn.functional import QuantFunction
+from bitwright.nn.mixins import round_bias
+from bitwright.numerics import dequantize, quantize
+from bitwright.numerics.pooling import global_average_pool
+from bitwright.quantizer import TensorQuantizer
+
+
+class Call(nn.Module):
+    """A function or method call as a module."""
+
+    def __init__(self, node: fx.Node) -> None:
+        super().__init__()
+        self.target = node.target
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        """Make the call."""
+        if isinstance(self.target, str):
+            return getattr(args[0], self.target)(*args[1:], **kwargs)
+        return self.target(*args, **kwargs)
+
+
+class DeployedQuantizer(nn.Module):
+    """One place where a tensor is quantized."""
+
+    def __init__(self, quantizer: TensorQuantizer) -> None:
+        super().__init__()
+        self.quantizer = quantizer
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Quantize and dequantize."""
+        return self.quantizer(x)
+
+
+class GlobalAveragePool(nn.Module):
+    """Adaptive average pooling to a single value."""
+
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """Average over all spatial dimensions."""
+        return global_average_pool(x)
+
+
+class KeepFloat(nn.Module):
+    """Changes nothing, but runtimes do not look past it.
+
+    onnxruntime quantizes the weight of a float layer between quantized tensors unasked; OpenVINO moves scales through
+    concatenations along other axes than channels, and computes wrong values.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("lowest", torch.tensor(torch.finfo(torch.float32).min))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return ``x``."""
+        return torch.maximum(x, self.lowest)
+
+
+class IntegerTensor(nn.Module):
+    """A constant stored as integers."""
+
+    def __init__(
+        self, integers: Tensor, scale: Tensor, zero_point: Tensor, axis: int | None, group: int | None
+    ) -> None:
+        super().__init__()
+        self.register_buffer("integers", integers)
+        self.register_buffer("scale", scale)
+        self.register_buffer("zero_point", zero_point)
+        self.axis, self.group = axis, group
+
+    def forward(self, *_: Tensor) -> Tensor:
+        """The constant's values."""
+        return dequantize(self.integers, self.scale, self.zero_point, self.axis, self.group)
+
+
+class DeployedLayer(nn.Module):
+    """A layer with integer weight and int32 bias."""
+
+    _layer: tuple[Any]
+
+    def __init__(self, layer: Any) -> None:  # noqa: ANN401
+        super().__init__()
+        weight, bias = layer.folded_weight()
+        quantizer = layer.weight_quantizer
+        self.weight = as_integers(weight, quantizer)
+        scale = None if bias is None else layer.bias_scale()
+        if bias is not None and scale is not None:
+            self.bias: Any = _bias_as_integers(bias, scale)
+        else:
+            self.register_buffer("bias_value", bias)
+            self.bias = None
+        own = layer.input_quantizer
+        self.input_quantizer = own if isinstance(own, nn.Module) else None
+        self.quantizer = own if isinstance(own, nn.Module) else own.quantizer
+        self._layer = (layer,)  # only asked to compute: in a tuple it is no submodule, its float weight is not exported
+
+    def forward(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """Compute with the dequantized constants."""
+        (layer,) = self._layer
+        x = input if self.input_quantizer is None else self.input_quantizer(input)
+        arranged = layer.arrange(x)
+        if arranged is not x:
+            arranged = self.quantizer(arranged)  # values are on the grid; runtimes look for a quantizer here
+        bias = self.bias() if self.bias is not None else self.bias_value
+        return layer.compute(arranged, self.weight(), bias, *args, **kwargs)
+
+
+class DeployedFunction(nn.Module):
+    """A function with its weight and bias as arguments, which are constants stored as integers."""
+
+    def __init__(self, function: QuantFunction, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__()
+        self.function = function.function
+        self.weight = as_integers(weight, function.weight_quantizer)
+        scale = None if bias is None else function.bias_scale()
+        self.bias: Any = None
+        self.register_buffer("bias_value", bias if scale is None else None)
+        if bias is not None and scale is not None:
+            self.bias = _bias_as_integers(bias, scale)
+
+    def forward(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """Compute with the dequantized constants."""
+        bias = self.bias() if self.bias is not None else self.bias_value
+        return self.function(input, self.weight(), bias, *args, **kwargs)
+
+
+def as_integers(weight: Tensor, quantizer: TensorQuantizer) -> IntegerTensor:
+    """Store a constant in the integers its quantizer gives it."""
+    method, spec = quantizer.method, quantizer.spec
+    integers = quantize(
+        weight.detach(),
+        quantizer.scale,
+        quantizer.zero_point,
+        spec.qmin,
+        spec.qmax,
+        method.axis,
+        method.group,
+        dtype=spec.format.storage,
+    )
+    return IntegerTensor(integers, quantizer.scale.clone(), quantizer.zero_point.clone(), method.axis, method.group)
+
+
+def _bias_as_integers(bias: Tensor, scale: Tensor) -> IntegerTensor:
+    integers = round_bias(bias.double(), scale.double()).to(torch.int32)
+    return IntegerTensor(integers, scale, torch.zeros_like(scale, dtype=torch.int32), 0 if scale.ndim else None, None)
