@@ -1,0 +1,103 @@
+"""The boundary to the user: an error is one line on stderr and an exit code; ``--debug`` adds a trace."""
+
+import logging
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import typer
+
+from bitwright.errors import BitwrightError
+
+INTERRUPTED = 130
+# The base of all that typer says about wrong options; typer gives it no public name.
+_UsageError: Any = typer.BadParameter.__mro__[1]
+
+
+class UserCodeError(BitwrightError):
+    """A function that the user named, or the module it lives in, raised."""
+
+
+@dataclass
+class State:
+    """What holds for one run of the command line."""
+
+    debug: bool = False
+
+
+def answer(app: Callable[..., Any], arguments: Sequence[str]) -> int:
+    """Run ``app`` and return the exit code."""
+    state = State()
+    with _remarks():
+        try:
+            code = app(list(arguments), prog_name="bitwright", standalone_mode=False, obj=state)
+        except KeyboardInterrupt:
+            code = INTERRUPTED
+        except typer.Abort:
+            code = INTERRUPTED
+        except _UsageError as error:
+            return _refuse(_usage(error), state)
+        except BitwrightError as error:
+            return _refuse(str(error), state)
+        except Exception as error:
+            text = f"{type(error).__name__}: {error}"
+            return _refuse(f"unexpected {text} (a mistake in Bitwright: --debug shows where)", state)
+    if code == INTERRUPTED:
+        print_line("interrupted: nothing half-written was left behind")
+    return code if isinstance(code, int) else 0
+
+
+def _usage(error: Any) -> str:  # noqa: ANN401
+    command = error.ctx.command_path if error.ctx is not None else "bitwright"
+    return f"{error.format_message().rstrip('.')}; see {command} --help"
+
+
+def _refuse(message: str, state: State) -> int:
+    if state.debug:
+        traceback.print_exc()
+    print_line(message)
+    return 2
+
+
+def print_line(message: str) -> None:
+    """Say one thing on stderr, in one line."""
+    typer.echo(f"bitwright: {one_line(message)}", err=True)
+
+
+def one_line(message: str) -> str:
+    """Join the lines of a message."""
+    return " ".join(message.split())
+
+
+@contextmanager
+def blame(what: str) -> Iterator[None]:
+    """Say that ``what`` raised, if something raises that Bitwright did not mean to."""
+    try:
+        yield
+    except (BitwrightError, typer.Exit):
+        raise
+    except (Exception, SystemExit) as error:
+        text = one_line(str(error))
+        raise UserCodeError(f"{what} raised {type(error).__name__}{f': {text}' if text else ''}") from error
+
+
+class _OneLine(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        print_line(f"{record.levelname.lower()}: {record.getMessage()}")
+
+
+@contextmanager
+def _remarks() -> Iterator[None]:
+    """Show what the library logs as warnings, one line each."""
+    logger, handler = logging.getLogger("bitwright"), _OneLine(logging.WARNING)
+    propagate, logger.propagate = logger.propagate, False
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        sys.stderr.flush()
+        logger.removeHandler(handler)
+        logger.propagate = propagate

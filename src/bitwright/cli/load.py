@@ -1,0 +1,76 @@
+"""Load what the user names as ``module:function``, and say clearly what is wrong where that fails."""
+
+import importlib
+import pkgutil
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from bitwright.cli.boundary import blame
+from bitwright.errors import BitwrightError, ConfigError, UnknownNameError, suggest
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+def load(target: str, option: str) -> Any:  # noqa: ANN401
+    """Import what ``target`` (``package.module:name``) means; ``option`` is where the user wrote it."""
+    module_name, _, path = target.partition(":")
+    if module_name.endswith(".py") or "/" in module_name:
+        wish = ".".join(Path(module_name).with_suffix("").parts) + f":{path or 'build'}"
+        raise ConfigError(f"{option} {target!r} names a file; name the module: {wish}")
+    if not module_name or not path or not all(part.isidentifier() for part in module_name.split(".")):
+        raise ConfigError(f"{option} {target!r} must be MODULE:FUNCTION, such as mypkg.nets:build")
+    found: Any = load_module(module_name, option)
+    for part in path.split("."):
+        if not hasattr(found, part):
+            owner = found.__name__ if isinstance(found, ModuleType | type) else type(found).__name__
+            raise UnknownNameError(f"{option}: {owner} has no {part!r}{suggest(part, _public_names(found))}")
+        found = getattr(found, part)
+    return found
+
+
+def load_module(name: str, option: str) -> ModuleType:
+    """Import a module, with the current directory among the places to look in."""
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    importlib.invalidate_caches()
+    try:
+        with blame(f"{option}: importing {name}"):
+            return importlib.import_module(name)
+    except BitwrightError as error:
+        cause = error.__cause__
+        if isinstance(cause, ModuleNotFoundError) and cause.name and f"{name}.".startswith(f"{cause.name}."):
+            hint = suggest(name, _siblings(name, here))
+            raise UnknownNameError(
+                f"{option}: there is no module {cause.name!r} here or installed{hint}"
+            ) from error
+        raise
+
+
+def load_model(target: str) -> "nn.Module":
+    """Load the model: an ``nn.Module``, or a function or class that makes one when called."""
+    from torch import nn
+
+    found = load(target, "the model")
+    if not isinstance(found, nn.Module) and callable(found):
+        with blame(f"the model {target}"):
+            found = found()
+    if not isinstance(found, nn.Module):
+        raise ConfigError(f"the model must be a torch.nn.Module, but {target} gave {type(found).__name__}")
+    return found
+
+
+def _public_names(owner: object) -> list[str]:
+    return [n for n, v in vars(owner).items() if not n.startswith("_") and not isinstance(v, ModuleType)]
+
+
+def _siblings(name: str, here: str) -> list[str]:
+    """The modules beside the one that was meant: in its package, or in the current directory."""
+    package, _, _ = name.rpartition(".")
+    places, prefix = [here], ""
+    if package in sys.modules:
+        places, prefix = list(getattr(sys.modules[package], "__path__", [])), f"{package}."
+    return [prefix + info.name for info in pkgutil.iter_modules(places)]

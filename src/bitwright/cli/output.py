@@ -1,0 +1,107 @@
+"""How commands speak: tables and one JSON object on stdout, what is going on right now on stderr."""
+
+import json
+import math
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, redirect_stdout
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+# A redirected table keeps its lines whole.
+_REDIRECTED_WIDTH = 1000
+
+
+def print_json(data: Mapping[str, Any]) -> None:
+    """Print data as one JSON object."""
+    typer.echo(json.dumps(_plain(data), indent=2, allow_nan=False))
+
+
+def _plain(value: Any) -> Any:  # noqa: ANN401
+    """JSON has no NaN and no infinity."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_plain(v) for v in (sorted(value) if isinstance(value, set | frozenset) else value)]
+    return value if isinstance(value, str | int | float | bool | None) else str(value)
+
+
+def console() -> "Console":
+    """The terminal on stdout."""
+    from rich.console import Console
+
+    wide = None if sys.stdout.isatty() else _REDIRECTED_WIDTH
+    return Console(file=sys.stdout, width=wide, highlight=False)
+
+
+def print_table(
+    headers: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    title: str = "",
+    right: Iterable[str] = (),
+    whole: Iterable[str] = (),
+) -> None:
+    """Print a table.
+
+    Args:
+        headers: the names of the columns.
+        rows: the cells; a column without any text is left out.
+        title: what stands above.
+        right: columns set to the right.
+        whole: columns that are never broken into lines.
+    """
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    cells = [list(row) for row in rows]
+    table = Table(
+        title=title or None,
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        header_style="bold",
+        show_header=any(headers),
+    )
+    kept = [i for i in range(len(headers)) if not cells or any(row[i] for row in cells)]
+    for i in kept:
+        name = headers[i]
+        table.add_column(
+            name, justify="right" if name in right else "left", no_wrap=name in whole, overflow="fold"
+        )
+    for row in cells:
+        table.add_row(*(Text(row[i], style=_STYLES.get(row[i], "")) for i in kept))
+    console().print(table)
+
+
+_STYLES = {"integer": "green", "fused": "green", "carried": "cyan", "float": "yellow"}
+
+
+def print_text(text: str, style: str = "") -> None:
+    """Print one line as it is."""
+    from rich.text import Text
+
+    console().print(Text(text, style=style), soft_wrap=True)
+
+
+@contextmanager
+def step(text: str) -> Iterator[None]:
+    """Show what is being done, while it is being done, to people at a terminal."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status(f"{text} …"):
+        yield
+
+
+def stdout_kept_clean(clean: bool) -> Any:  # noqa: ANN401
+    """While it lasts, what anyone prints goes to stderr, so that stdout holds the JSON object alone."""
+    return redirect_stdout(sys.stderr) if clean else nullcontext()
