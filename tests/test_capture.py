@@ -1,6 +1,8 @@
 """Capture: Python that looks at shapes, types and containers is traced; what cannot be becomes an island."""
 
 import copy
+import dataclasses
+import math
 from collections import OrderedDict, namedtuple
 
 import pytest
@@ -42,6 +44,8 @@ def same(a, b):
         return isinstance(b, torch.Tensor) and a.dtype == b.dtype and torch.equal(a, b)
     if isinstance(a, dict):
         return list(a) == list(b) and all(same(a[k], b[k]) for k in a)
+    if dataclasses.is_dataclass(a):
+        return type(a) is type(b) and same(vars(a), vars(b))
     if isinstance(a, tuple | list):
         return type(a) is type(b) and len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
     return a == b
@@ -166,7 +170,23 @@ def by_reverse(self, x):
 
 def by_string(self, x):
     assert "cuda" not in str(x.device)
-    return self.conv(x) if f"{x.ndim}d" == "4d" else x
+    assert f"{x.shape[1]:02d} {x.shape[2]}" == "03 8"
+    return self.conv(x) if f"{x.ndim}d" == "4d" and str(x.shape[1]) == "3" else x
+
+
+def by_key(self, x):
+    return self.conv(x) * {3: 1.0, 4: 2.0}[x.shape[1]] + (x.shape[2] in {8, 9}) * 1.0
+
+
+def by_rounding(self, x):
+    half, rest = divmod(x.shape[2], 2)
+    size = (round(x.shape[2] * 0.7), math.ceil(x.shape[3] / 3) + abs(rest - half))
+    return F.adaptive_avg_pool2d(self.conv(x), size)
+
+
+def by_conversion(self, x):
+    x = self.conv(x.half().to(torch.float32)).double().float()
+    return self.conv(x[:, :3].to(x.dtype)) + self.conv(x[:, 1:].type(torch.float32))
 
 
 BODIES = [
@@ -184,6 +204,9 @@ BODIES = [
     by_condition,
     by_reverse,
     by_string,
+    by_key,
+    by_rounding,
+    by_conversion,
 ]
 
 
@@ -233,6 +256,19 @@ def test_decisions_name_the_line():
 # ------------------------------------------------------------------------------------------ inputs and outputs
 
 Pair = namedtuple("Pair", ["first", "second"])
+
+
+@dataclasses.dataclass
+class Result:
+    logits: torch.Tensor
+    size: int = 0
+
+
+class Output(OrderedDict):
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self[name]
 
 
 def test_keyword_inputs():
@@ -317,6 +353,8 @@ def test_nested_inputs():
         lambda self, x: Pair(self.conv(x), x),
         lambda self, x: (self.conv(x), None, 3, "text"),
         lambda self, x: OrderedDict(out=self.conv(x)),
+        lambda self, x: Output(out=self.conv(x), more=(x,)),
+        lambda self, x: Result(self.conv(x), x.shape[0]),
     ],
 )
 def test_outputs_of_any_shape(body):
@@ -741,6 +779,74 @@ def test_a_call_that_is_not_reached_stays_as_it_is():
     assert islands["b"] == "not called by itself on the example inputs"
     assert isinstance(quantized.b[0], QuantLinear)
     assert torch.equal(quantized(-torch.ones(2, 4)), model(-torch.ones(2, 4)))
+
+
+def test_an_island_may_do_more_than_call_its_parts():
+    class Curious(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.part = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
+
+        def forward(self, x):
+            if float(x.sum()) > 1e9:
+                return x
+            return self.part(x) * len(self.part)
+
+    model, x = Curious().eval(), torch.randn(2, 3)
+    quantized = bw.prepare(model, x)
+    assert bw.ledger_of(quantized).islands == {"": "TypeError: object of type 'Sequential' has no len()"}
+    assert torch.equal(quantized(x), model(x))
+    assert isinstance(quantized.part[0], QuantLinear)
+
+
+# ------------------------------------------------------------------------------------------- the user's class
+
+
+class Talkative(nn.Module):
+    kind = "talkative"
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(3, 3)
+        self.width, self.config = 3, {"layers": 1}
+
+    def forward(self, x):
+        return self.fc(x)
+
+    def twice(self, x):
+        return self(self(x))
+
+    @property
+    def size(self):
+        return self.fc.weight.numel()
+
+
+def test_methods_and_attributes_of_the_class_still_answer():
+    model, x = Talkative().eval(), torch.randn(2, 3)
+    quantized = prepared(model, x)
+    assert (quantized.width, quantized.config, quantized.kind, quantized.size) == (3, {"layers": 1}, "talkative", 9)
+    assert torch.equal(quantized.twice(x), model.twice(x))
+    bw.calibrate(quantized, [x, model(x).detach()])
+    assert torch.equal(quantized.twice(x), quantized(quantized(x)))
+    assert copy.deepcopy(quantized).config == {"layers": 1}
+    with pytest.raises(AttributeError, match="object has no attribute 'thrice'"):
+        _ = quantized.thrice
+
+
+def test_hooks_of_the_model_itself():
+    model = nn.Sequential(nn.Linear(3, 3))
+    model.register_forward_pre_hook(lambda module, args: (args[0] + 1,))
+    model.register_forward_hook(lambda module, args, out: out * 2)
+    model.register_forward_hook(lambda module, args, kwargs, out: out + 1, with_kwargs=True)
+    x = torch.randn(4, 3)
+    quantized = prepared(model, torch.randn(2, 3), x)
+    assert torch.equal(copy.deepcopy(quantized)(x), model(x))
+
+
+def test_a_model_is_prepared_once():
+    quantized = bw.prepare(nn.Linear(3, 3), torch.randn(1, 3))
+    with pytest.raises(ConfigError, match="this model is prepared already; prepare the float model it was made from"):
+        bw.prepare(quantized, torch.randn(1, 3))
 
 
 # --------------------------------------------------------------------------------------------------- refusals

@@ -119,6 +119,15 @@ class TensorQuantizer(nn.Module):
                 f"a zero point of the quantizer{self._named()} lies outside [{self.spec.qmin}, {self.spec.qmax}]"
             )
         self.scale, self.zero_point = scale.reshape(shape), zero_point.reshape(shape)
+        self.method.start(self.scale, self.zero_point)
+
+    def qparams(self) -> tuple[Tensor, Tensor]:
+        """The scale and zero point in force: those calibrated, or what the method has learned since."""
+        return self.method.qparams(self.scale, self.zero_point)
+
+    def integers(self, x: Tensor) -> Tensor:
+        """The integers that ``x`` is stored as."""
+        return self.method.integers(x, self.scale, self.zero_point)
 
     def set_range(self, lo: float | Tensor, hi: float | Tensor) -> None:
         """Set scale and zero point so that [lo, hi] is represented."""
@@ -129,8 +138,8 @@ class TensorQuantizer(nn.Module):
 
     def range(self) -> tuple[Tensor, Tensor]:
         """The lowest and highest value that can be represented."""
-        lo = (self.spec.qmin - self.zero_point) * self.scale
-        return lo, (self.spec.qmax - self.zero_point) * self.scale
+        scale, zero_point = (p.detach() for p in self.qparams())
+        return (self.spec.qmin - zero_point) * scale, (self.spec.qmax - zero_point) * scale
 
     def _fit(self, shape: torch.Size) -> torch.Size:
         """The shape that a scale given as ``shape`` has here, or an error if it does not fit the spec."""
@@ -183,6 +192,8 @@ class TensorQuantizer(nn.Module):
             self.phase = Phase(int(phase))
         missing: list[str] = []
         super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing, unexpected_keys, error_msgs)
+        if given and self.calibrated:
+            self.method.start(self.scale, self.zero_point)  # its Parameters must be there to be loaded next
         # A float checkpoint knows nothing of quantizers; half of one's state is a mistake.
         if len(missing) < 2:
             missing_keys.extend(missing)

@@ -44,12 +44,12 @@ class TensorRecipe(_Strict):
 
     def over(self, base: "TensorRecipe") -> "TensorRecipe":
         """This recipe with the gaps filled from ``base``."""
-        chosen = {name: getattr(self, name) or getattr(base, name) for name in type(self).model_fields}
+        chosen = {name: getattr(self, name) or value for name, value in base}
         if self.observer is not None:
             chosen["observer_options"] = self.observer_options
         if self.method is not None:
             chosen["method_options"] = self.method_options
-        return TensorRecipe(**chosen)
+        return TensorRecipe.model_construct(**chosen)  # both are valid, so this is
 
 
 class Rule(_Strict):

@@ -78,8 +78,8 @@ def sqnr(signal: float, noise: float) -> float:
 def count_clipped(x: Tensor, quantizer: TensorQuantizer) -> int:
     """How many values round to an integer that the spec does not have."""
     method, spec, x = quantizer.method, quantizer.spec, _wide(x)
-    scale = broadcast(quantizer.scale, x, method.axis, method.group)
-    q = torch.round(x / scale) + broadcast(quantizer.zero_point, x, method.axis, method.group)
+    scale, zero_point = (broadcast(p.detach(), x, method.axis, method.group) for p in quantizer.qparams())
+    q = torch.round(x / scale) + zero_point
     return int(((q < spec.qmin) | (q > spec.qmax)).sum())
 
 

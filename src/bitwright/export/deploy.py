@@ -128,7 +128,7 @@ def _drop_redundant_activations(model: CapturedModel, modules: dict[str, nn.Modu
         quantizer = modules.get(str(after.target)) if after.op == "call_module" else None
         if not isinstance(quantizer, TensorQuantizer) or quantizer.scale.ndim:
             continue
-        scale, zero_point = float(quantizer.scale), int(quantizer.zero_point)
+        scale, zero_point = (p.item() for p in quantizer.qparams())
         lowest = round(limits[0] / scale) + zero_point if limits[0] is not None else quantizer.spec.qmin
         highest = round(limits[1] / scale) + zero_point if limits[1] is not None else quantizer.spec.qmax
         if lowest <= quantizer.spec.qmin and highest >= quantizer.spec.qmax:

@@ -5,11 +5,12 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from bitwright.errors import ExportError
 from bitwright.nn.functional import QuantFunction
 from bitwright.nn.mixins import round_bias
-from bitwright.numerics import dequantize, quantize
+from bitwright.numerics import dequantize, quantize_dequantize
 from bitwright.numerics.pooling import global_average_pool
-from bitwright.quantizer import TensorQuantizer
+from bitwright.quantizer import Phase, TensorQuantizer
 
 
 class Call(nn.Module):
@@ -27,15 +28,30 @@ class Call(nn.Module):
 
 
 class DeployedQuantizer(nn.Module):
-    """One place where a tensor is quantized."""
+    """One place where a tensor is quantized, with the scale and zero point in force."""
+
+    scale: Tensor
+    zero_point: Tensor
 
     def __init__(self, quantizer: TensorQuantizer) -> None:
         super().__init__()
-        self.quantizer = quantizer
+        if not quantizer.method.uniform:
+            raise ExportError(
+                f"the method {quantizer.method_name!r} of the {quantizer.label or 'tensor'} has no uniform grid, and "
+                "ONNX knows no other; train with it, then export with a uniform method"
+            )
+        self.spec, self.axis, self.group = quantizer.spec, quantizer.method.axis, quantizer.method.group
+        self.active = quantizer.phase is Phase.QUANTIZE
+        scale, zero_point = quantizer.qparams()
+        self.register_buffer("scale", scale.detach().clone())
+        self.register_buffer("zero_point", zero_point.detach().clone())
 
     def forward(self, x: Tensor) -> Tensor:
         """Quantize and dequantize."""
-        return self.quantizer(x)
+        if not self.active:
+            return x
+        limits = (self.spec.qmin, self.spec.qmax)
+        return quantize_dequantize(x, self.scale, self.zero_point, *limits, self.axis, self.group)
 
 
 class GlobalAveragePool(nn.Module):
@@ -96,8 +112,8 @@ class DeployedLayer(nn.Module):
             self.register_buffer("bias_value", bias)
             self.bias = None
         own = layer.input_quantizer
-        self.input_quantizer = own if isinstance(own, nn.Module) else None
-        self.quantizer = own if isinstance(own, nn.Module) else own.quantizer
+        self.input_quantizer = DeployedQuantizer(own) if isinstance(own, TensorQuantizer) else None
+        self.quantizer = DeployedQuantizer(own if isinstance(own, TensorQuantizer) else own.quantizer)
         self._layer = (layer,)  # only asked to compute: in a tuple it is no submodule, its float weight is not exported
 
     def forward(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -132,18 +148,14 @@ class DeployedFunction(nn.Module):
 
 def as_integers(weight: Tensor, quantizer: TensorQuantizer) -> IntegerTensor:
     """Store a constant in the integers its quantizer gives it."""
-    method, spec = quantizer.method, quantizer.spec
-    integers = quantize(
-        weight.detach(),
-        quantizer.scale,
-        quantizer.zero_point,
-        spec.qmin,
-        spec.qmax,
-        method.axis,
-        method.group,
-        dtype=spec.format.storage,
-    )
-    return IntegerTensor(integers, quantizer.scale.clone(), quantizer.zero_point.clone(), method.axis, method.group)
+    if not quantizer.method.uniform:
+        raise ExportError(
+            f"the method {quantizer.method_name!r} of {quantizer.label or 'a weight'} has no uniform grid, and ONNX "
+            "stores nothing else; train with it, then export with a uniform method"
+        )
+    method = quantizer.method
+    scale, zero_point = (p.detach().clone() for p in quantizer.qparams())
+    return IntegerTensor(quantizer.integers(weight.detach()), scale, zero_point, method.axis, method.group)
 
 
 def _bias_as_integers(bias: Tensor, scale: Tensor) -> IntegerTensor:

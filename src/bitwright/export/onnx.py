@@ -5,7 +5,6 @@ import contextlib
 import io
 import logging
 import os
-import re
 import warnings
 from collections import Counter
 from collections.abc import Iterator
@@ -157,8 +156,7 @@ def _place(scopes: list[str]) -> str:
     """The node or module of the user's model that an operator came from, by the modules it was called in."""
     sites = [s for s in scopes if s.startswith(f"{SITES}.") or f".{SITES}." in s]
     if sites:
-        deepest = re.sub(r"\.quantizer(\.method)?$", "", sites[-1])
-        return ".".join(p for p in deepest.split(".") if p != SITES)
+        return ".".join(p for p in sites[-1].split(".") if p != SITES)
     return scopes[-2] if len(scopes) > 1 and scopes[-2] else (scopes[-1] if scopes else "")
 
 

@@ -91,8 +91,11 @@ def capture(model: nn.Module, example_inputs: Any) -> Capture:
 
 def _copy(model: nn.Module) -> nn.Module:
     """A deep copy, also of models that keep results of computation, as ``torch.nn.utils.weight_norm`` does."""
-    kept = [v for m in model.modules() for v in m.__dict__.values() if isinstance(v, torch.Tensor)]
-    return copy.deepcopy(model, {id(v): v.detach().clone() for v in kept if not v.is_leaf})
+    try:
+        return copy.deepcopy(model)
+    except RuntimeError:
+        kept = [v for m in model.modules() for v in m.__dict__.values() if isinstance(v, torch.Tensor)]
+        return copy.deepcopy(model, {id(v): v.detach().clone() for v in kept if not v.is_leaf})
 
 
 @contextmanager

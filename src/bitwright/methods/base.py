@@ -1,29 +1,42 @@
 """Method: how a value is rounded and what its gradient is."""
 
-from abc import abstractmethod
+from collections.abc import Callable
 
 from torch import Tensor, nn
 
+from bitwright.numerics import quantize
 from bitwright.registry import Registry
 from bitwright.spec import PerGroup, PerTensor, QuantSpec
 
 METHODS: Registry[type["Method"]] = Registry("method")
 
 
-def register_method(name: str, *, aliases: tuple[str, ...] = (), override: bool = False):  # noqa: ANN201
+def register_method(
+    name: str, *, aliases: tuple[str, ...] = (), override: bool = False
+) -> Callable[[type["Method"]], type["Method"]]:
     """File a method class under a name.
 
     Subclass :class:`Method`, write ``forward``, and decorate; that is the whole plug-in::
 
-        @register_method("StochasticFakeQuantize")
-        class Stochastic(Method):
+        @register_method("FloorFakeQuantize")
+        class Floor(Method):
             def forward(self, x, scale, zero_point): ...
     """
     return METHODS.register(name, aliases=aliases, override=override)
 
 
 class Method(nn.Module):
-    """Turns float values into quantized ones (still float) for one spec."""
+    """Turns float values into quantized ones (still float) for one spec.
+
+    A method that learns something makes its Parameters in :meth:`start`, from the scale and zero point that the observer
+    has found. A method with a scale of its own says so in :meth:`qparams`, and one that moves values before it rounds
+    them in :meth:`integers`; export, verify and the bias of the layer ask these.
+
+    Attributes:
+        uniform: whether results lie on the grid ``(q - zero_point) * scale``, so that they can be stored as integers.
+    """
+
+    uniform = True
 
     def __init__(self, spec: QuantSpec) -> None:
         super().__init__()
@@ -39,6 +52,19 @@ class Method(nn.Module):
         """Values per scale along the axis, if the spec groups them."""
         return self.spec.granularity.size if isinstance(self.spec.granularity, PerGroup) else None
 
-    @abstractmethod
+    def start(self, scale: Tensor, zero_point: Tensor) -> None:
+        """Begin from a calibrated scale and zero point: make Parameters, or set those there are."""
+
+    def qparams(self, scale: Tensor, zero_point: Tensor) -> tuple[Tensor, Tensor]:
+        """The scale and (integer) zero point in force, given those that were calibrated."""
+        return scale, zero_point
+
+    def integers(self, x: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor:
+        """The integers that ``x`` is stored as, given the calibrated scale and zero point."""
+        spec = self.spec
+        params = self.qparams(scale, zero_point)
+        return quantize(x, *params, spec.qmin, spec.qmax, self.axis, self.group, dtype=spec.format.storage)
+
     def forward(self, x: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor:
-        """Quantize and dequantize ``x``."""
+        """Quantize and dequantize ``x``, given the calibrated scale and zero point."""
+        raise NotImplementedError(f"{type(self).__name__} must say how it rounds: write forward(x, scale, zero_point)")

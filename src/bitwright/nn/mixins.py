@@ -128,10 +128,10 @@ class QuantMixin(QuantInputMixin):
         source = self.input_quantizer
         if not self.quantize_bias or source.phase is not Phase.QUANTIZE or self.weight_quantizer.spec.bits > 8:
             return None
-        scale = self.weight_quantizer.scale
-        if source.scale.ndim or scale.ndim > 1 or source.spec.bits > 8:
+        scale, step = self.weight_quantizer.qparams()[0].detach(), source.qparams()[0].detach()
+        if step.ndim or scale.ndim > 1 or source.spec.bits > 8:
             return None
-        return source.scale * self.spread(scale)
+        return step * self.spread(scale)
 
     def spread(self, scale: Tensor) -> Tensor:
         """Repeat a weight scale so that there is one for each output channel."""

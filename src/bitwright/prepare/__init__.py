@@ -13,7 +13,7 @@ from bitwright.nn.mixins import QuantMixin
 from bitwright.nn.operators import operator_of_module
 from bitwright.nn.registry import QMODULES, adopt
 from bitwright.prepare.decide import Decision, decide, join_activations, node_name, tensor_recipes
-from bitwright.prepare.ledger import Entry, Ledger, Verdict, attach, ledger_of
+from bitwright.prepare.ledger import Entry, Ledger, Verdict, attach, is_prepared, ledger_of
 from bitwright.prepare.place import place
 from bitwright.prepare.swap import add_quantizers, build, on_axis, put_submodule, swap
 from bitwright.recipe import Recipe, Rule, TensorRecipe
@@ -46,6 +46,8 @@ def prepare(
         The prepared model in eval mode, all quantizers off: it still computes exactly what ``model`` does.
     """
     wishes, target = check_wishes(backend, recipe, weight, activation, skip)
+    if is_prepared(model):
+        raise ConfigError("this model is prepared already; prepare the float model it was made from")
     captured = capture(model, example_inputs)
     ledger = Ledger(target, wishes, Inputs.of(example_inputs), islands=captured.islands, decisions=captured.decisions)
     graphs = _decide_all(captured, wishes, target, ledger)

@@ -58,9 +58,13 @@ def attach(model: nn.Module, ledger: Ledger) -> None:
     model.__dict__["bitwright_ledger"] = ledger
 
 
+def is_prepared(model: object) -> bool:
+    """Whether a model is the work of prepare."""
+    return isinstance(model, nn.Module) and isinstance(model.__dict__.get("bitwright_ledger"), Ledger)
+
+
 def ledger_of(model: nn.Module) -> Ledger:
     """The ledger of a prepared model."""
-    ledger = model.__dict__.get("bitwright_ledger")
-    if not isinstance(ledger, Ledger):
+    if not is_prepared(model):
         raise ConfigError(f"this {type(model).__name__} was not made by bitwright.prepare")
-    return ledger
+    return model.__dict__["bitwright_ledger"]

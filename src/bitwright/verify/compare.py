@@ -13,7 +13,7 @@ from torch import fx, nn
 
 from bitwright.graph import CapturedModel, Inputs
 from bitwright.graph.tracer import bind_inputs
-from bitwright.numerics import dequantize, quantize
+from bitwright.numerics import dequantize
 from bitwright.quantizer import TensorQuantizer
 from bitwright.verify.proof import OutputCheck, TensorCheck
 
@@ -56,12 +56,11 @@ class _Follower(fx.Interpreter):
         if found is None or not isinstance(quantizer, TensorQuantizer):
             return super().run_node(n)
         args, _ = self.fetch_args_kwargs_from_env(n)
-        method, spec = quantizer.method, quantizer.spec
-        params = (quantizer.scale, quantizer.zero_point)
-        ours = quantize(args[0], *params, spec.qmin, spec.qmax, method.axis, method.group, dtype=spec.format.storage)
+        ours = quantizer.integers(args[0])
         theirs = torch.from_numpy(found.copy()).to(ours.device)
         self.tally.add(n.name.removesuffix("_quantized"), ours, theirs)
-        return dequantize(theirs, *params, method.axis, method.group).to(args[0].dtype)
+        method = quantizer.method
+        return dequantize(theirs, *quantizer.qparams(), method.axis, method.group).to(args[0].dtype)
 
 
 class OutputTally:
