@@ -252,3 +252,24 @@ def test_proof_in_words() -> None:
     assert "first tensor off by more than one step: b" in text
     assert "2.00 ms, 2.50x the speed of FP32 (5.00 ms)" in text
     assert "MISSED: demo: too slow" in text
+
+
+def test_flat_softmax_is_right(tmp_path: Path) -> None:
+    """onnxruntime's integer softmax is not, so it must not be used."""
+
+    class Flat(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(8, 49, bias=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.fc(x)
+            return torch.softmax(y + y, -1) @ x
+
+    torch.manual_seed(0)
+    x = torch.randn(2, 49, 8) * 0.001
+    model = bw.calibrate(bw.prepare(Flat().eval(), x), [x])
+    file = bw.export(model, tmp_path / "flat.onnx")
+    found = bw.verify(model, file, [x], runtimes=["onnxruntime"], latency=False).runtimes["onnxruntime"]
+    assert "softmax" in [t.name for t in found.tensors]
+    assert found.largest <= 1

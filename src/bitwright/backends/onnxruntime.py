@@ -1,9 +1,17 @@
 """onnxruntime on x86 CPUs: u8 activations, s8 weights per channel, Q/DQ ONNX."""
 
+from torch import fx
+
 from bitwright.backends.base import Backend, register_backend
 from bitwright.spec import QuantSpec
 
 _RESULT_QUANTIZED, _RESULT_FREE = True, False
+
+
+def _is_flat_wrong(node: fx.Node) -> str | None:
+    """QLinearSoftmax gives wrong integers where all results are alike, as in attention before training."""
+    return "onnxruntime's integer softmax is wrong for flat distributions"
+
 
 ONNXRUNTIME = register_backend()(
     Backend(
@@ -27,6 +35,7 @@ ONNXRUNTIME = register_backend()(
             "sigmoid": _RESULT_QUANTIZED,
             "softmax": _RESULT_QUANTIZED,
         },
+        conditions={"softmax": _is_flat_wrong},
         fused=frozenset({"relu", "relu6", "clamp"}),
         reasons={
             "batch_norm": "no convolution or linear layer before it to fold into",

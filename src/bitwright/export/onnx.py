@@ -140,7 +140,7 @@ def _name_after_model(model: Any, name: str) -> None:  # noqa: ANN401
         kind = {"QuantizeLinear": "/quantize", "DequantizeLinear": "/dequantize"}.get(node.op_type, "")
         taken[place + kind] += 1
         count = taken[place + kind]
-        node.name = place + kind if count == 1 else f"{place}{kind}_{count}"
+        node.name = place + kind if count == 1 else f"{place}{kind}/{count}"
         for i, value in enumerate(node.outputs):
             value.metadata_props.clear()
             if id(value) not in keep:

@@ -218,15 +218,13 @@ def _coverage(loaded: "onnx.ModelProto", runtime: Runtime, ledger: Ledger) -> li
     operators = _onnx_file().operators(loaded)
     executed = runtime.executed_as(loaded, operators)
     reasons = {e.name: e.reason for e in ledger.entries if e.verdict.value == "float"}
-    known = {e.name for e in ledger.entries}
     checks = []
     for operator in operators:
         integer, runs_as = executed[operator.name]
         reason: str | None = ""
         if not integer:
             # A module with several operators, such as attention, numbers them.
-            owner = operator.name if operator.name in known else operator.name.rpartition("_")[0]
-            reason = runtime.reasons.get(operator.op_type) or reasons.get(owner)
+            reason = runtime.reasons.get(operator.op_type) or reasons.get(operator.name.partition("/")[0])
             reason = reason or f"{runtime.name} did not join it with its quantizers"
         checks.append(OperatorCheck(operator.name, operator.kind, integer, runs_as, reason or ""))
     return checks
