@@ -10,14 +10,15 @@ import torch
 from bitwright.errors import ConfigError, UnknownNameError, suggest
 
 MIN_BITS, MAX_BITS = 1, 16
+_FP8 = {"e4m3": (torch.float8_e4m3fn, 448), "e5m2": (torch.float8_e5m2, 57344)}  # type and largest number
 
 
 @dataclass(frozen=True)
 class NumberFormat:
-    """An integer number format: ``int8`` holds -128…127, ``uint4`` holds 0…15.
+    """A number format: ``int8`` holds -128…127, ``uint4`` holds 0…15, ``e4m3`` eight-bit floats up to 448.
 
     Args:
-        name: ``int2`` … ``int16`` or ``uint1`` … ``uint16``.
+        name: ``int2`` … ``int16``, ``uint1`` … ``uint16``, or fp8 ``e4m3`` and ``e5m2``.
     """
 
     name: str
@@ -25,17 +26,29 @@ class NumberFormat:
     signed: bool = field(init=False)
 
     def __post_init__(self) -> None:
+        if self.name in _FP8:
+            object.__setattr__(self, "bits", 8)
+            object.__setattr__(self, "signed", True)
+            return
         match = re.fullmatch(r"(u?)int([1-9][0-9]?)", self.name)
         lowest = 2 if match and not match[1] else MIN_BITS
         if not match or not lowest <= int(match[2]) <= MAX_BITS:
             known = [f"int{b}" for b in range(2, MAX_BITS + 1)] + [f"uint{b}" for b in range(1, MAX_BITS + 1)]
+            known += _FP8 if self.name.startswith(("e", "f")) else ()
             raise UnknownNameError(f"unknown number format {self.name!r}{suggest(self.name, known)}")
         object.__setattr__(self, "bits", int(match[2]))
         object.__setattr__(self, "signed", not match[1])
 
     @property
+    def floating(self) -> bool:
+        """Whether the numbers have an exponent (fp8): their grid is not uniform."""
+        return self.name in _FP8
+
+    @property
     def storage(self) -> torch.dtype:
         """The smallest torch dtype that holds every value."""
+        if self.floating:
+            return _FP8[self.name][0]
         if self.bits <= 8:
             return torch.int8 if self.signed else torch.uint8
         return torch.int16 if self.signed else torch.uint16
@@ -113,6 +126,8 @@ class QuantSpec:
             raise ConfigError(f"granularity must be PerTensor, PerChannel or PerGroup, not {self.granularity!r}")
         if self.narrow and not self.format.signed:
             raise ConfigError(f"narrow range is for signed formats only, not for {self.format}")
+        if self.format.floating and (self.narrow or not self.symmetric):
+            raise ConfigError(f"{self.format} is symmetric and has no narrow range")
 
     @classmethod
     def parse(cls, text: "str | QuantSpec") -> "QuantSpec":
@@ -142,12 +157,16 @@ class QuantSpec:
 
     @cached_property
     def qmin(self) -> int:
-        """The lowest integer."""
+        """The lowest integer, or number of fp8."""
+        if self.format.floating:
+            return -self.qmax
         return -(1 << (self.format.bits - 1)) + int(self.narrow) if self.format.signed else 0
 
     @cached_property
     def qmax(self) -> int:
-        """The highest integer."""
+        """The highest integer, or number of fp8."""
+        if self.format.floating:
+            return _FP8[self.format.name][1]
         return (1 << (self.format.bits - int(self.format.signed))) - 1
 
     @property

@@ -1,6 +1,5 @@
 """TensorQuantizer: the only object in the system that quantizes a tensor."""
 
-import enum
 import inspect
 from collections.abc import Mapping
 from typing import Any
@@ -12,18 +11,24 @@ from bitwright.errors import CalibrationError, ConfigError, suggest
 from bitwright.methods import METHODS, Method
 from bitwright.numerics import scale_and_zero_point
 from bitwright.observers import OBSERVERS, Observer
+from bitwright.quantizer.descriptor import QuantDescriptor
+from bitwright.quantizer.phase import Phase
 from bitwright.spec import PerChannel, PerTensor, QuantSpec
 
 
-class Phase(enum.Enum):
-    """What a quantizer does with the tensors it sees."""
+class _Kind(type):
+    """Lets ``TensorQuantizer(QuantDescriptor(...))`` give the quantizer that is described."""
 
-    OFF = 0
-    OBSERVE = 1
-    QUANTIZE = 2
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        first = args[0] if args else kwargs.get("spec")
+        if cls is TensorQuantizer and (first is None or isinstance(first, QuantDescriptor)):
+            from bitwright.quantizer.described import DescribedQuantizer
+
+            return DescribedQuantizer(*args, **kwargs)
+        return super().__call__(*args, **kwargs)
 
 
-class TensorQuantizer(nn.Module):
+class TensorQuantizer(nn.Module, metaclass=_Kind):
     """A spec, an observer and a method, with one phase.
 
     Args:
@@ -32,6 +37,8 @@ class TensorQuantizer(nn.Module):
         method: name of the method that rounds.
         observer_options: keyword arguments of the observer.
         method_options: keyword arguments of the method.
+
+    Without a spec, or with a :class:`QuantDescriptor` in its place, the result is a :class:`DescribedQuantizer`.
 
     The scale and zero point are buffers. They are saved with the phase, and load into a fresh quantizer of
     whatever shape; a checkpoint without them (of the float model) loads too and leaves them alone.
@@ -52,6 +59,7 @@ class TensorQuantizer(nn.Module):
         super().__init__()
         self.spec = QuantSpec.parse(spec)
         self.observer: Observer = _build(OBSERVERS.get(observer), "observer", observer, self.spec, observer_options)
+        method = _method_for(self.spec, method)
         self.method: Method = _build(METHODS.get(method), "method", method, self.spec, method_options)
         self.observer_name, self.method_name = observer, method
         self.phase = Phase.OFF
@@ -66,10 +74,10 @@ class TensorQuantizer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Pass ``x`` on, having looked at it or quantized it as the phase says."""
-        if self.phase is Phase.QUANTIZE:
-            return self.method(x, self.scale, self.zero_point)
-        if self.phase is Phase.OBSERVE:
+        if Phase.OBSERVE in self.phase:
             self.observer(x)
+        if Phase.QUANTIZE in self.phase:
+            return self.method(x, self.scale, self.zero_point)
         return x
 
     def off(self) -> None:
@@ -136,6 +144,15 @@ class TensorQuantizer(nn.Module):
             raise ConfigError(f"the range of the quantizer{self._named()} ends ({hi}) before it begins ({lo})")
         self.set_qparams(*scale_and_zero_point(low, high, self.spec))
 
+    def set_amax(self, amax: float | Tensor) -> None:
+        """Set scale and zero point so that magnitudes up to ``amax`` are represented."""
+        amax = torch.as_tensor(amax).detach().float()
+        if isinstance(self.spec.granularity, PerTensor):
+            amax = amax.max()
+        elif isinstance(self.spec.granularity, PerChannel):
+            amax = amax.reshape(-1)
+        self.set_range(-amax if self.spec.format.signed else torch.zeros_like(amax), amax)
+
     def range(self) -> tuple[Tensor, Tensor]:
         """The lowest and highest value that can be represented."""
         scale, zero_point = (p.detach() for p in self.qparams())
@@ -163,7 +180,8 @@ class TensorQuantizer(nn.Module):
         if self.calibrated:
             lo, hi = self.range()
             known = f"range [{float(lo.min()):.4g}, {float(hi.max()):.4g}]"
-        return f"{self.spec}, {known}, {self.observer_name}, {self.method_name}, {self.phase.name.lower()}"
+        phase = str(self.phase.name).lower()
+        return f"{self.spec}, {known}, {self.observer_name}, {self.method_name}, {phase}"
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
@@ -197,6 +215,15 @@ class TensorQuantizer(nn.Module):
         # A float checkpoint knows nothing of quantizers; half of one's state is a mistake.
         if len(missing) < 2:
             missing_keys.extend(missing)
+
+
+def _method_for(spec: QuantSpec, name: str) -> str:
+    """The method of that name, or the one for fp8 in place of the default, which rounds to integers."""
+    if not spec.format.floating:
+        return name
+    if METHODS.get(name) not in (METHODS.get("FixedFakeQuantize"), METHODS.get("Fp8FakeQuantize")):
+        raise ConfigError(f"the method {name!r} rounds to integers: '{spec}' needs 'Fp8FakeQuantize'")
+    return "Fp8FakeQuantize"
 
 
 def _build(cls: type[Any], kind: str, name: str, spec: QuantSpec, options: Mapping[str, Any] | None) -> Any:  # noqa: ANN401

@@ -1,0 +1,54 @@
+"""Clip: limits values to a range whose ends may be learned."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bitwright.errors import ConfigError
+from bitwright.numerics.amax import clip
+
+
+class Clip(nn.Module):
+    """Clips to ``[clip_value_min, clip_value_max]``.
+
+    Args:
+        clip_value_min: the low end.
+        clip_value_max: the high end.
+        learn_min: make the low end a Parameter; it must be a single number.
+        learn_max: the same for the high end.
+    """
+
+    clip_value_min: Tensor
+    clip_value_max: Tensor
+
+    def __init__(
+        self,
+        clip_value_min: float | Tensor,
+        clip_value_max: float | Tensor,
+        learn_min: bool = False,
+        learn_max: bool = False,
+    ) -> None:
+        super().__init__()
+        ends = {"clip_value_min": (clip_value_min, learn_min), "clip_value_max": (clip_value_max, learn_max)}
+        for name, (given, learned) in ends.items():
+            value = torch.as_tensor(given, dtype=torch.float32).detach().clone()
+            if learned and value.numel() != 1:
+                raise ConfigError(f"{name} is learned: it must be one number, not of shape {tuple(value.shape)}")
+            if learned:
+                self.register_parameter(name, nn.Parameter(value))
+            else:
+                self.register_buffer(name, value)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Clip."""
+        return clip(inputs, self.clip_value_min, self.clip_value_max)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
+        if any(prefix + name in state_dict for name in ("clip_value_min", "clip_value_max")):
+            super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+    def extra_repr(self) -> str:
+        """Show the ends where they are numbers."""
+        ends = (self.clip_value_min, self.clip_value_max)
+        return ", ".join(f"{float(e):.4g}" if e.numel() == 1 else f"{tuple(e.shape)}" for e in ends)
