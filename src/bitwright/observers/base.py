@@ -1,15 +1,16 @@
 """Observer: sees tensors, keeps O(channels) state and never the tensors, answers scale and zero point."""
 
 from abc import ABC, abstractmethod
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from bitwright.errors import CalibrationError, ConfigError
 from bitwright.numerics import scale_and_zero_point
-from bitwright.numerics.views import canonical
+from bitwright.observers.rows import as_params, as_rows, row_min_max
 from bitwright.registry import Registry
-from bitwright.spec import PerGroup, PerTensor, QuantSpec
+from bitwright.spec import PerTensor, QuantSpec
 
 OBSERVERS: Registry[type["Observer"]] = Registry("observer")
 
@@ -29,6 +30,13 @@ def register_observer(name: str, *, aliases: tuple[str, ...] = (), override: boo
 
 class Observer(ABC):
     """Finds the range of a tensor for one spec, batch by batch."""
+
+    def __new__(cls, *args: Any, **options: Any) -> Self:
+        observer = super().__new__(cls)
+        observer._given = (args, options)  # for reset()
+        return observer
+
+    _given: tuple[tuple[Any, ...], dict[str, Any]]
 
     def __init__(self, spec: QuantSpec) -> None:
         self.spec = spec
@@ -62,6 +70,10 @@ class Observer(ABC):
     def merge(self, other: "Observer") -> None:
         """Take over what another observer of the same kind has seen, as if it had been seen here."""
 
+    def seen(self) -> tuple[Tensor, Tensor]:
+        """Return two tensors that are not finite if anything seen was not; cheap, where ``range`` searches."""
+        return self.range()
+
     def qparams(self) -> tuple[Tensor, Tensor]:
         """Return scale and zero point for what was seen."""
         if not self.batches:
@@ -72,8 +84,9 @@ class Observer(ABC):
         return scale_and_zero_point(lo, hi, self.spec)
 
     def reset(self) -> None:
-        """Forget everything."""
-        self.__init__(self.spec)  # pyrefly: ignore
+        """Forget everything that was seen; the options stay."""
+        args, options = self._given
+        self.__init__(*args, **options)  # pyrefly: ignore
 
 
 def min_max(x: Tensor, spec: QuantSpec) -> tuple[Tensor, Tensor]:
@@ -81,18 +94,9 @@ def min_max(x: Tensor, spec: QuantSpec) -> tuple[Tensor, Tensor]:
     if isinstance(spec.granularity, PerTensor):
         lo, hi = torch.aminmax(x)
         return lo.float(), hi.float()
-    axis = spec.granularity.axis % x.ndim
-    group = spec.granularity.size if isinstance(spec.granularity, PerGroup) else None
-    values = canonical(x, axis, group).values
-    if values.shape[0] == 1 or values.shape[2] == 1:
-        lo, hi = torch.aminmax(values.squeeze(0) if values.shape[0] == 1 else values.squeeze(2).t(), dim=1)
-    else:
-        lo, hi = values.amin((0, 2)), values.amax((0, 2))
-    if group is None:
-        return lo.float(), hi.float()
-    # Groups come out in the order (other axes, groups): bring the group axis back to its place.
-    others = [n for d, n in enumerate(x.shape) if d != axis]
-    return tuple(v.float().reshape(*others, -1).movedim(-1, axis) for v in (lo, hi))  # pyrefly: ignore
+    lo, hi = row_min_max(as_rows(x, spec))
+    shape = spec.param_shape(tuple(x.shape))
+    return as_params(lo, spec, shape), as_params(hi, spec, shape)
 
 
 def check_same_kind(one: Observer, other: Observer) -> None:

@@ -7,7 +7,7 @@ from bitwright.observers.base import Observer, check_same_kind, min_max, registe
 from bitwright.spec import QuantSpec
 
 
-@register_observer("EMAMinMaxObserver", aliases=("ema_minmax", "moving_average"))
+@register_observer("EMAMinMaxObserver", aliases=("ema_minmax", "moving_average", "MOVING_AVERAGE"))
 class EMAMinMaxObserver(Observer):
     """Moving average of minimum and maximum; the first batch is taken as it is.
 
@@ -26,7 +26,10 @@ class EMAMinMaxObserver(Observer):
 
     def observe(self, x: Tensor) -> None:
         """Move the range towards that of ``x``."""
-        lo, hi = min_max(x, self.spec)
+        self.move(*min_max(x, self.spec))
+
+    def move(self, lo: Tensor, hi: Tensor) -> None:
+        """Move the range towards [lo, hi]."""
         if self.lo is None or self.hi is None:
             self.lo, self.hi = lo, hi
             return
@@ -52,7 +55,3 @@ class EMAMinMaxObserver(Observer):
             self.hi = self.hi * (1 - share) + other.hi * share
         self.param_shape = other.param_shape
         self.batches += other.batches
-
-    def reset(self) -> None:
-        """Forget everything but the ratio."""
-        self.__init__(self.spec, self.ema_ratio)  # pyrefly: ignore

@@ -7,7 +7,7 @@ from bitwright.observers.base import Observer, check_same_kind, min_max, registe
 from bitwright.spec import QuantSpec
 
 
-@register_observer("MinMaxObserver", aliases=("minmax",))
+@register_observer("MinMaxObserver", aliases=("minmax", "MINMAX", "max"))
 class MinMaxObserver(Observer):
     """Running minimum and maximum; the order of batches does not matter."""
 

@@ -1,0 +1,35 @@
+"""EMASearchBase: a search on each batch by itself, and a moving average of what it finds."""
+
+from abc import abstractmethod
+
+from torch import Tensor
+
+from bitwright.observers.ema_minmax import EMAMinMaxObserver
+from bitwright.observers.rows import as_params, as_rows
+from bitwright.observers.streaming import BINS, StreamingHistogram
+from bitwright.spec import QuantSpec
+
+
+class EMASearchBase(EMAMinMaxObserver):
+    """Moving average of the ranges that ``search`` finds for each batch; the first batch is taken as it is.
+
+    Args:
+        spec: what the range is for.
+        ema_ratio: weight of the past, from 0 (only the last batch) to below 1.
+        bins: bins per channel, a power of two.
+    """
+
+    def __init__(self, spec: QuantSpec, ema_ratio: float = 0.9, bins: int = BINS) -> None:
+        super().__init__(spec, ema_ratio)
+        self.bins = StreamingHistogram(bins).bins
+
+    @abstractmethod
+    def search(self, histogram: StreamingHistogram) -> tuple[Tensor, Tensor]:
+        """Return the range (channels,) and (channels,) for a histogram of finite values."""
+
+    def observe(self, x: Tensor) -> None:
+        """Move the range towards the one found for ``x``."""
+        histogram = StreamingHistogram(self.bins)
+        histogram.add(as_rows(x, self.spec))
+        found = self.search(histogram) if histogram.finite else histogram.range()
+        self.move(*(as_params(v, self.spec, self.param_shape or ()) for v in found))
