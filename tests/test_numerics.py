@@ -148,6 +148,16 @@ def test_tensors_without_dimension_or_values():
         assert empty.grad.shape == shape
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_it_divides_and_does_not_multiply_by_the_reciprocal(seed):
+    scale = torch.rand((), generator=torch.Generator().manual_seed(seed)) * 0.1 + 0.001
+    zero = torch.tensor(128, dtype=torch.int32)
+    x = (torch.arange(-128, 127) + 0.5) * scale  # half way between steps, where the last bit decides
+    q, y = naive(x, scale, zero, 0, 255)
+    assert torch.equal(quantize_dequantize(x, scale, zero, 0, 255), y)
+    assert torch.equal(quantize(x, scale, zero, 0, 255, dtype=torch.uint8).to(torch.int64), q)
+
+
 def test_half_way_goes_to_even():
     x = torch.tensor([-2.5, -1.5, -0.5, 0.5, 1.5, 2.5])
     y = quantize_dequantize(x, torch.tensor(1.0), torch.tensor(0, dtype=torch.int32), -8, 7)

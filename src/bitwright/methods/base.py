@@ -2,8 +2,10 @@
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor, nn
 
+from bitwright.errors import ConfigError
 from bitwright.numerics import quantize
 from bitwright.registry import Registry
 from bitwright.spec import PerGroup, PerTensor, QuantSpec
@@ -28,9 +30,9 @@ def register_method(
 class Method(nn.Module):
     """Turns float values into quantized ones (still float) for one spec.
 
-    A method that learns something makes its Parameters in :meth:`start`, from the scale and zero point that the observer
-    has found. A method with a scale of its own says so in :meth:`qparams`, and one that moves values before it rounds
-    them in :meth:`integers`; export, verify and the bias of the layer ask these.
+    A method that learns something makes its Parameters in :meth:`start`, from the scale and zero point that the
+    observer has found. A method with a scale of its own says so in :meth:`qparams`, and one that moves values before it
+    rounds them in :meth:`integers`; export, verify and the bias of the layer ask these.
 
     Attributes:
         uniform: whether results lie on the grid ``(q - zero_point) * scale``, so that they can be stored as integers.
@@ -52,6 +54,24 @@ class Method(nn.Module):
         """Values per scale along the axis, if the spec groups them."""
         return self.spec.granularity.size if isinstance(self.spec.granularity, PerGroup) else None
 
+    @property
+    def differentiable(self) -> bool:
+        """Whether gradients may be asked for; if not, the plain operator gives the same values, and export knows it."""
+        return torch.is_grad_enabled() and not torch.compiler.is_exporting()
+
+    def learn(self, name: str, value: Tensor) -> None:
+        """Make ``value`` a Parameter; one that is there in that shape is set in place, so optimizers keep it."""
+        known = self._parameters.get(name)
+        if known is None or known.shape != value.shape:
+            self.register_parameter(name, nn.Parameter(value.detach().float().clone()))
+        else:
+            with torch.no_grad():
+                known.copy_(value)
+
+    def gradient_factor(self, x: Tensor, scale: Tensor) -> float:
+        """1 / √(n·qmax) with n values per scale: makes a scale's steps fit the weights' (LSQ)."""
+        return (max(x.numel() // max(scale.numel(), 1), 1) * self.spec.qmax) ** -0.5
+
     def start(self, scale: Tensor, zero_point: Tensor) -> None:
         """Begin from a calibrated scale and zero point: make Parameters, or set those there are."""
 
@@ -62,6 +82,8 @@ class Method(nn.Module):
     def integers(self, x: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor:
         """The integers that ``x`` is stored as, given the calibrated scale and zero point."""
         spec = self.spec
+        if not self.uniform:
+            raise ConfigError(f"{type(self).__name__} has levels that are not evenly spaced: they are no {spec.format}")
         params = self.qparams(scale, zero_point)
         return quantize(x, *params, spec.qmin, spec.qmax, self.axis, self.group, dtype=spec.format.storage)
 

@@ -1,0 +1,94 @@
+"""AdaRoundFakeQuantize: learned rounding of weights (Nagel et al., ICML 2020).
+
+y = (clamp(floor(x / s) + h(V) + z, qmin, qmax) - z) · s,   h(V) = clamp(1.2·sigmoid(V) - 0.1, 0, 1)
+
+    dV = g·s·h'(V)   inside the range, else 0;   h' = 1.2·sigmoid(V)·(1 - sigmoid(V)) where 0 < h < 1
+    dx = g           inside the range, else 0
+
+The regulariser Σ 1 - |2h - 1|^β drives h to 0 or 1. Without gradients, and once hardened, rounding is up where V >= 0.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bitwright.methods.base import Method, register_method
+from bitwright.numerics import quantize, quantize_dequantize
+from bitwright.numerics.rounding import GAMMA, ZETA, fraction, learned_rounding, rounded_by_sign
+from bitwright.numerics.views import broadcast
+from bitwright.spec import QuantSpec
+
+_NAME = "AdaRoundFakeQuantize"
+
+
+@register_method(_NAME, aliases=("adaround", "AdaRound"))
+class AdaRoundFakeQuantize(Method):
+    """AdaRound: rounds to nearest until :meth:`init` has seen the weight; then V is a Parameter of its shape.
+
+    Attributes:
+        hard: round by the sign of V even where gradients are asked for; see :meth:`harden`.
+    """
+
+    rounding: nn.Parameter | None
+
+    def __init__(self, spec: QuantSpec) -> None:
+        super().__init__(spec)
+        self.hard = False
+        self.register_parameter("rounding", None)
+
+    def init(self, weight: Tensor, scale: Tensor, zero_point: Tensor) -> None:
+        """Make V, such that h(V) is the part of weight / scale that floor cuts off."""
+        ratio = weight.detach().float() / broadcast(scale, weight, self.axis, self.group)
+        rest = (ratio - torch.floor(ratio)).clamp(1e-4, 1 - 1e-4)
+        self.learn("rounding", -torch.log((ZETA - GAMMA) / (rest - GAMMA) - 1))
+        self.hard = False
+
+    def harden(self) -> None:
+        """From now on round by the sign of V."""
+        self.hard = True
+
+    def regularizer(self, beta: float | Tensor) -> Tensor:
+        """Σ 1 - |2·h(V) - 1|^β: nothing once every h is 0 or 1."""
+        if self.rounding is None:
+            return torch.zeros(())
+        return (1.0 - (2.0 * fraction(self.rounding) - 1.0).abs().pow(beta)).sum()
+
+    def rounded(self, x: Tensor, scale: Tensor) -> Tensor:
+        """``x`` at whole numbers of scales, rounded by the sign of V."""
+        if self.rounding is None:
+            return x
+        return rounded_by_sign(x, self.rounding, scale, self.axis, self.group)
+
+    def integers(self, x: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor:
+        """The integers after learned rounding."""
+        spec, where = self.spec, (self.axis, self.group)
+        x = self.rounded(x, scale)
+        return quantize(x, scale, zero_point, spec.qmin, spec.qmax, *where, dtype=spec.format.storage)
+
+    def forward(self, x: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor:
+        """Quantize and dequantize ``x``, softly while V is trained."""
+        where = (self.spec.qmin, self.spec.qmax, self.axis, self.group)
+        if self.rounding is not None and self.differentiable and not self.hard:
+            return learned_rounding(x, self.rounding, scale, zero_point, *where)
+        moved = self.rounded(x, scale)
+        if self.rounding is not None and torch.is_grad_enabled() and x.requires_grad:
+            moved = moved + (x - x.detach())  # hardened: straight through
+        return quantize_dequantize(moved, scale, zero_point, *where)
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        saved = state_dict.get(prefix + "rounding")
+        if saved is not None:
+            self.learn("rounding", saved)
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )

@@ -1,0 +1,76 @@
+"""ClippedMethod: the base of methods that learn the step and the ends of a uniform grid."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from bitwright.methods.base import Method
+from bitwright.numerics import quantize_dequantize
+from bitwright.numerics.clipped import clipped_quantize
+from bitwright.spec import QuantSpec
+
+TINY = 2.0**-60  # added to what must be positive; far below the last bit of any real scale
+
+
+class Grid(NamedTuple):
+    """A uniform grid in terms of what a method learns.
+
+    ``step`` and ``zero_point`` (integers) give the values; gradients go to the step (by rounding) and to the ``low``
+    and ``high`` ends (by clipping). See :mod:`bitwright.numerics.clipped`.
+    """
+
+    step: Tensor
+    low: Tensor
+    high: Tensor
+    zero_point: Tensor
+
+
+class ClippedMethod(Method):
+    """Learns a uniform grid; a subclass makes its Parameters in ``start`` and says in ``grid`` what they mean.
+
+    Args:
+        spec: what the quantized tensor looks like.
+        use_grad_scaling: multiply the gradients of step and ends by 1 / √(n·qmax), n values per step.
+    """
+
+    def __init__(self, spec: QuantSpec, use_grad_scaling: bool) -> None:
+        super().__init__(spec)
+        self.use_grad_scaling = use_grad_scaling
+
+    def grid(self, zero_point: Tensor) -> Grid:
+        """The grid in force; its tensors carry the gradients to the Parameters."""
+        raise NotImplementedError(f"{type(self).__name__} must say what its Parameters mean: write grid(zero_point)")
+
+    @property
+    def started(self) -> bool:
+        """Whether the Parameters are there."""
+        return all(p is not None for p in self._parameters.values())
+
+    def current(self, scale: Tensor, zero_point: Tensor) -> Grid:
+        """The grid in force, begun from the calibrated scale if it was not yet."""
+        if not self.started:
+            self.start(scale, zero_point)
+        return self.grid(zero_point)
+
+    def qparams(self, scale: Tensor, zero_point: Tensor) -> tuple[Tensor, Tensor]:
+        """The learned step and its zero point."""
+        with torch.no_grad():
+            grid = self.current(scale, zero_point)
+            return grid.step.float(), grid.zero_point
+
+    def forward(self, x: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor:
+        """Quantize and dequantize ``x`` on the learned grid."""
+        spec = self.spec
+        if not self.differentiable:
+            return quantize_dequantize(x, *self.qparams(scale, zero_point), spec.qmin, spec.qmax, self.axis, self.group)
+        grid = self.current(scale, zero_point)
+        return self.quantize(x, grid, self.gradient_factor(x, scale) if self.use_grad_scaling else 1.0)
+
+    def quantize(self, x: Tensor, grid: Grid, factor: float) -> Tensor:
+        """Quantize and dequantize with gradients; DSQ has its own."""
+        return clipped_quantize(x, *grid, self.spec.qmin, self.spec.qmax, factor, self.axis, self.group)
+
+    def integer(self, zero_point: Tensor) -> Tensor:
+        """A learned zero point as the integer that is stored."""
+        return zero_point.detach().round().clamp(self.spec.qmin, self.spec.qmax).to(torch.int32)

@@ -1,0 +1,38 @@
+"""Optimizer groups: what quantizers learn gets its own learning rate, and no weight decay."""
+
+from typing import Any
+
+from torch import nn
+
+from bitwright.errors import ConfigError
+from bitwright.methods.base import Method
+
+
+def parameter_groups(
+    model: nn.Module, *, lr: float, quantizer_lr: float | None = None, weight_decay: float = 0.0
+) -> list[dict[str, Any]]:
+    """Split the Parameters of a model into groups for an optimizer.
+
+    ::
+
+        optimizer = torch.optim.SGD(parameter_groups(model, lr=0.01, weight_decay=1e-4), momentum=0.9)
+
+    Args:
+        model: a prepared and calibrated model: quantizers make their Parameters in calibration.
+        lr: learning rate of weights, biases and norms.
+        quantizer_lr: learning rate of scales, thresholds and the like; ``lr`` if not given.
+        weight_decay: of everything but what quantizers learn, which gets none: a scale must not be drawn to zero.
+
+    Returns:
+        The group ``"model"`` and, if quantizers learn anything, the group ``"quantizers"``; frozen ones are left out.
+    """
+    learned = {id(p) for m in model.modules() if isinstance(m, Method) for p in m.parameters()}
+    trained = [p for p in model.parameters() if p.requires_grad]
+    if not trained:
+        raise ConfigError(f"no Parameter of the {type(model).__name__} asks for a gradient: there is nothing to train")
+    rest, own = ([p for p in trained if (id(p) in learned) is wanted] for wanted in (False, True))
+    groups: list[dict[str, Any]] = [
+        {"name": "model", "params": rest, "lr": lr, "weight_decay": weight_decay},
+        {"name": "quantizers", "params": own, "lr": lr if quantizer_lr is None else quantizer_lr, "weight_decay": 0.0},
+    ]
+    return [g for g in groups if g["params"]]

@@ -1,0 +1,45 @@
+"""QDropFakeQuantize: quantize each value by chance while the scale is learned (Wei et al., ICLR 2022).
+
+In training each value is quantized with probability p and stays as it is with 1 - p; in evaluation all are quantized.
+With m = 1 for values that are quantized and 0 for the others, and LSQ's y and gradients:
+
+    out = m·y + (1 - m)·x
+    dx  = g·(m·[inside] + 1 - m),      ds = LSQ's, of the gradient m·g
+"""
+
+import torch
+from torch import Tensor
+
+from bitwright.methods.base import register_method
+from bitwright.methods.clipped import Grid
+from bitwright.methods.learnable import LearnableFakeQuantize
+from bitwright.methods.options import number
+from bitwright.numerics.chance import chosen
+from bitwright.spec import QuantSpec
+
+_NAME = "QDropFakeQuantize"
+
+
+@register_method(_NAME, aliases=("qdrop", "QDrop"))
+class QDropFakeQuantize(LearnableFakeQuantize):
+    """QDrop: the scale is a Parameter; values are quantized with probability ``prob`` in training.
+
+    Args:
+        spec: what the quantized tensor looks like.
+        prob: probability that a value is quantized; 1 is LSQ, the paper has 0.5.
+        use_grad_scaling: multiply the gradient of the scale by 1 / √(n·qmax); the paper does not.
+        learn_zero_point: train the zero point of an affine spec, too; the paper does not.
+    """
+
+    def __init__(
+        self, spec: QuantSpec, prob: float = 0.5, use_grad_scaling: bool = False, learn_zero_point: bool = False
+    ) -> None:
+        super().__init__(spec, use_grad_scaling, learn_zero_point)
+        self.prob = number(_NAME, "prob", prob, 0.0, 1.0)
+
+    def quantize(self, x: Tensor, grid: Grid, factor: float) -> Tensor:
+        """Quantize all of ``x``, or in training some."""
+        y = super().quantize(x, grid, factor)
+        if not self.training or self.prob == 1.0:
+            return y
+        return torch.where(chosen(x, self.prob), y, x)

@@ -1,0 +1,54 @@
+"""TqtFakeQuantize: trained quantization thresholds (Jain et al., MLSys 2020).
+
+The scale is a power of two and follows the threshold t, of which the logarithm is learned:
+
+    s = 2^ceil(log2 t) / 2^(b-1)   (signed; 2^b unsigned),      y = clamp(round(x / s), qmin, qmax) · s
+
+    dx        = g                                     inside (qmin <= x / s <= qmax), else 0
+    d(log2 t) = s·ln2 · (Σ g·(round(v) - v) inside,  Σ g·qmin below,  Σ g·qmax above)     with v = x / s
+
+ceil is taken for the identity. The paper trains log2 t with Adam, which does not mind the gradient's size.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from bitwright.methods.base import register_method
+from bitwright.methods.clipped import ClippedMethod, Grid
+from bitwright.methods.options import flag, need_symmetric
+from bitwright.spec import QuantSpec
+
+_NAME = "TqtFakeQuantize"
+_LOWEST, _HIGHEST = -60.0, 60.0
+
+
+@register_method(_NAME, aliases=("tqt", "TQT", "TQTFakeQuantize"))
+class TqtFakeQuantize(ClippedMethod):
+    """TQT: log2 of the threshold is a Parameter; scales are powers of two.
+
+    Args:
+        spec: what the quantized tensor looks like; symmetric.
+        use_grad_scaling: multiply the gradient by 1 / √(n·qmax); the paper does not.
+    """
+
+    log2_threshold: nn.Parameter
+
+    def __init__(self, spec: QuantSpec, use_grad_scaling: bool = False) -> None:
+        need_symmetric(_NAME, spec)
+        super().__init__(spec, flag(_NAME, "use_grad_scaling", use_grad_scaling))
+        self.levels = spec.bits - int(spec.format.signed)  # log2 of the levels on one side
+        self.register_parameter("log2_threshold", None)
+
+    def start(self, scale: Tensor, zero_point: Tensor) -> None:
+        """Begin from the calibrated scale; the next power of two covers its range."""
+        self.learn("log2_threshold", torch.log2(scale.float()) + self.levels)
+
+    def grid(self, zero_point: Tensor) -> Grid:
+        """Ends are qmin·s and qmax·s; s is a function of log2 t."""
+        log2 = self.log2_threshold
+        whole = torch.ceil(log2.detach()).clamp(_LOWEST, _HIGHEST)
+        step = torch.exp2(log2 + (whole - log2).detach() - self.levels)
+        # exp2 of a whole number must be that power exactly, wherever it runs
+        exact = torch.ldexp(torch.ones_like(whole), (whole - self.levels).to(torch.int32))
+        step = step + (exact - step).detach()
+        return Grid(step, step * self.spec.qmin, step * self.spec.qmax, torch.zeros_like(zero_point))
