@@ -290,6 +290,28 @@ def test_keyword_inputs():
     prepared(Two(), {"other": y, "image": x, "mask": torch.ones(8)})
 
 
+def test_numbers_and_none_are_part_of_the_program():
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(3, 3)
+
+        def forward(self, x, scale=1.0, mask=None, mode="plain"):
+            x = self.fc(x) * scale
+            return (x if mask is None else x * mask) if mode == "plain" else -x
+
+    x = torch.randn(2, 3)
+    quantized = prepared(Scaled(), (x, 2.0, None, "plain"))
+    assert [e.name for e in bw.ledger_of(quantized).entries] == ["fc", "mul"]
+    for given, message in (
+        ((x, 3.0, None, "plain"), "the input 'scale' must be 2.0, with which the model was captured, not 3.0"),
+        ((x, 2.0, torch.ones(3), "plain"), "the input 'mask' must be None, .* not tensor"),
+        ((x, 2.0, None, "other"), "the input 'mode' must be 'plain', .* not 'other'"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            quantized(*given)
+
+
 def test_builtin_names_as_inputs():
     class Shadow(nn.Module):
         def __init__(self):
@@ -361,6 +383,7 @@ def test_outputs_of_any_shape(body):
     model, x = Net(body), image()
     quantized = prepared(model, x, image(3))
     assert type(quantized(x)) is type(model(x))
+    assert {e.operator for e in bw.ledger_of(quantized).entries} <= {"conv2d", "mean"}
 
 
 def test_no_batch_dimension():
@@ -687,7 +710,7 @@ class Counting(nn.Module):
     def forward(self, x, which="a"):
         for layer in self.layers:
             x = layer(x)
-        if float(x.sum()) < -1e9:
+        if float(x.detach().sum()) < -1e9:
             raise RuntimeError("never")
         return self.heads[which](x)
 

@@ -21,6 +21,7 @@ PUBLIC = [
     "prepare",
     "report",
     "run_file",
+    "swap_modules",
     "verify",
 ]
 HEAVY = [

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from bitwright.recipe import Recipe, Rule
     from bitwright.report import report
     from bitwright.spec import QuantSpec
+    from bitwright.swap_modules import swap_modules
     from bitwright.verify import run_file, verify
 
 __version__ = "0.1.0"
@@ -27,6 +28,7 @@ _HOMES = {
     "report": "bitwright.report",
     "run_file": "bitwright.verify",
     "verify": "bitwright.verify",
+    "swap_modules": "bitwright.swap_modules",
     "prepare": "bitwright.prepare",
     "TensorQuantizer": "bitwright.quantizer",
     "Recipe": "bitwright.recipe",
@@ -46,6 +48,7 @@ __all__ = [
     "prepare",
     "report",
     "run_file",
+    "swap_modules",
     "verify",
 ]
 

@@ -60,12 +60,14 @@ class Row:
 
     def _have(self, module: nn.Module) -> None:
         self.module = module
-        if isinstance(module, QuantMixin):
+        if isinstance(module, QuantMixin) and hasattr(module, "_weight_quantizer"):
             self.stats.weight.range = range_of(module.weight_quantizer)
 
     def measure_weight(self) -> None:
         """Compare the weight, with its BatchNorm folded in, with its quantized self."""
-        if not isinstance(self.module, QuantMixin) or not self.module.weight_quantizer.calibrated:
+        if not isinstance(self.module, QuantMixin) or not hasattr(self.module, "_weight_quantizer"):
+            return
+        if not self.module.weight_quantizer.calibrated:
             return
         weight = self.module.folded_weight()[0] if hasattr(self.module, "weight") else self._weight
         if weight is None:

@@ -38,7 +38,7 @@ def analyze(model: nn.Module, batches: Iterable[Any], *, progress: bool | None =
     """
     count = len(ledger_of(model).example.args)
     rows, found = rows_of(model), list(quantizers(model).values())
-    active = {q for q in found if q.phase is Phase.QUANTIZE}
+    active = {q for q in found if Phase.QUANTIZE in q.phase}
     if not active:
         raise CalibrationError("no quantizer of the model is quantizing: calibrate it before analyzing it")
     record, number = Record(), 0

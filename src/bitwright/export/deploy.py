@@ -22,7 +22,7 @@ from bitwright.export.modules import (
 )
 from bitwright.graph import CapturedModel
 from bitwright.nn.functional import QuantFunction
-from bitwright.nn.mixins import QuantMixin
+from bitwright.nn.layer import QuantLayer
 from bitwright.nn.operators import operator_of
 from bitwright.prepare.swap import put_submodule
 from bitwright.quantizer import Phase, TensorQuantizer, quantizers
@@ -32,7 +32,7 @@ SITES = "at"  # modules that stand for single nodes live under this name
 
 def deploy(model: nn.Module) -> nn.Module:
     """Return the deployed twin of a calibrated model; the model itself is left untouched."""
-    waiting = [q.label or name for name, q in quantizers(model).items() if q.phase is not Phase.QUANTIZE]
+    waiting = [q.label or name for name, q in quantizers(model).items() if Phase.QUANTIZE not in q.phase]
     if waiting:
         more = f" and {len(waiting) - 3} more" if len(waiting) > 3 else ""
         raise ExportError(f"not quantizing yet: {', '.join(waiting[:3])}{more}; calibrate the model first")
@@ -45,9 +45,22 @@ def deploy(model: nn.Module) -> nn.Module:
         for name, module in list(twin.named_modules()):
             if isinstance(module, CapturedModel) and name:
                 _deploy_graph(module)
-            elif isinstance(module, QuantMixin) and not isinstance(module, QuantFunction):
+            elif isinstance(module, QuantLayer) and not isinstance(module, QuantFunction):
                 put_submodule(twin, name, DeployedLayer(module))
+        _deploy_own_quantizers(twin)
     return twin
+
+
+def _deploy_own_quantizers(twin: nn.Module) -> None:
+    """Settle the quantizers inside users' QModules and forwards: weights are stored as integers."""
+    for module in list(twin.modules()):
+        if isinstance(module, QuantFunction):
+            continue
+        weight: Any = getattr(module, "weight", None)
+        for name, quantizer in list(module._modules.items()):
+            if isinstance(quantizer, TensorQuantizer):
+                stored = name == "_weight_quantizer" and isinstance(weight, torch.Tensor)
+                module._modules[name] = as_integers(weight, quantizer) if stored else DeployedQuantizer(quantizer)
 
 
 def float_twin(model: nn.Module) -> nn.Module:
@@ -104,7 +117,7 @@ def _guard_float_layers(model: CapturedModel, modules: dict[str, nn.Module]) -> 
             for source in node.all_input_nodes:
                 if source.meta.get("tensor") is not None:
                     _guard(model, source, [node])
-        elif operator is not None and operator.weight and not isinstance(modules.get(str(node.target)), QuantMixin):
+        elif operator is not None and operator.weight and not isinstance(modules.get(str(node.target)), QuantLayer):
             _guard(model, node, list(node.users))
 
 
@@ -220,7 +233,7 @@ def _name_calls(model: CapturedModel) -> None:
 def _deployed_quantizer(model: CapturedModel, node: fx.Node, quantizer: Any) -> nn.Module:  # noqa: ANN401
     """Quantize while running, or store the integers where the tensor is a constant."""
     source = node.args[0]
-    if quantizer.phase is Phase.QUANTIZE and isinstance(source, fx.Node) and source.op == "get_attr":
+    if Phase.QUANTIZE in quantizer.phase and isinstance(source, fx.Node) and source.op == "get_attr":
         return as_integers(_attribute(model, str(source.target)), quantizer)
     return DeployedQuantizer(quantizer)
 

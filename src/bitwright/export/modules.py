@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, fx, nn
 
 from bitwright.errors import ExportError
+from bitwright.nn.bias import round_bias
 from bitwright.nn.functional import QuantFunction
-from bitwright.nn.mixins import round_bias
 from bitwright.numerics import dequantize, quantize_dequantize
 from bitwright.numerics.pooling import global_average_pool
 from bitwright.quantizer import Phase, TensorQuantizer
@@ -41,7 +41,7 @@ class DeployedQuantizer(nn.Module):
                 "ONNX knows no other; train with it, then export with a uniform method"
             )
         self.spec, self.axis, self.group = quantizer.spec, quantizer.method.axis, quantizer.method.group
-        self.active = quantizer.phase is Phase.QUANTIZE
+        self.active = Phase.QUANTIZE in quantizer.phase
         scale, zero_point = quantizer.qparams()
         self.register_buffer("scale", scale.detach().clone())
         self.register_buffer("zero_point", zero_point.detach().clone())

@@ -25,16 +25,19 @@ class CapturedModel(fx.GraphModule):
     @classmethod
     def build(cls, root: nn.Module, graph: fx.Graph) -> "CapturedModel":
         """Put ``graph`` over the modules of ``root``."""
-        model = cls(root, graph, class_name=type(root).__name__)
+        # Begun with an empty graph: GraphModule would copy every module it calls, one by one.
+        model = cls(root, fx.Graph(), class_name=type(root).__name__)
         model.__dict__["_origin"] = type(root)
-        constants = {name: value for name, value in model._buffers.items() if name not in root._buffers}
         for name, value in root.__dict__.items():
             if name in _STATE or _is_hooks(name):
                 model.__dict__[name] = value.copy()
             elif name not in model.__dict__ and name != "forward" and not isinstance(value, Tensor):
                 model.__dict__[name] = value  # a number, a config: the user may ask for it
-        for name, value in constants.items():  # tensors that forward made, or plain attributes of the root
-            model.register_buffer(name, value, persistent=False)
+        for target in {str(n.target) for n in graph.nodes if n.op == "get_attr"}:
+            value = root.__dict__.get(target)
+            if isinstance(value, Tensor):  # one that forward made, or a plain attribute of the root
+                model.register_buffer(target, value, persistent=False)
+        model.graph = graph
         return model
 
     def __getattr__(self, name: str) -> Any:

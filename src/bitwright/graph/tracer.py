@@ -12,7 +12,11 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from bitwright.graph.proxy import ValueProxy, value_of
+from bitwright.errors import ConfigError
+from bitwright.graph.proxy import IN_PLACE_OPERATORS, ValueProxy, value_of
+from bitwright.nn.mixins import QuantInputMixin
+from bitwright.nn.registry import is_custom, qmodule_for
+from bitwright.quantizer import TensorQuantizer
 
 # Torch's own composite modules that are traced into; all other torch.nn modules are leaves.
 _COMPOSITES = (
@@ -46,6 +50,12 @@ class Decision:
     node: str
     reader: str
     where: str
+
+
+def check_constant(value: Any, captured: Any, name: str) -> None:
+    """Refuse another number, flag or None than the one a model was captured with: its graph relies on it."""
+    if isinstance(value, torch.Tensor) or value != captured:
+        raise ConfigError(f"the input {name!r} must be {captured!r}, with which the model was captured, not {value!r}")
 
 
 class ValueTracer(fx.Tracer):
@@ -88,8 +98,11 @@ class ValueTracer(fx.Tracer):
 
     def _placeholder(self, name: str, value: Any) -> Any:
         proxy = self.create_proxy("placeholder", name, (), {})
+        if value is not None and not isinstance(value, bool | int | float | str):
+            return proxy
         # Numbers, flags and None are part of the program, not of the data.
-        return value if value is None or isinstance(value, bool | int | float | str) else proxy
+        self.create_proxy("call_function", check_constant, (proxy, value, name), {})
+        return value
 
     def create_proxy(  # pyrefly: ignore
         self,
@@ -102,10 +115,7 @@ class ValueTracer(fx.Tracer):
     ) -> Any:
         """Record a node and compute its value."""
         value = self._evaluate(kind, target, value_of(args), value_of(kwargs))
-        # Some modules get the name of their node: ``x.half()`` must not shadow ``nn.Module.half``.
-        plain = target if isinstance(target, str) else getattr(target, "__name__", "")
-        name = f"{plain}_value" if hasattr(nn.Module, plain) else None
-        node = self.create_node(kind, target, self.create_arg(args), self.create_arg(kwargs), name)
+        node = self.create_node(kind, target, self.create_arg(args), self.create_arg(kwargs), _name_for(target))
         node.meta["tensor"] = _info(value)
         node.meta["scope"] = self._scope[-1]
         node.meta["plain"] = isinstance(value, _PLAIN)
@@ -118,10 +128,12 @@ class ValueTracer(fx.Tracer):
         if issubclass(type(a), ValueProxy):
             return a.node
         if isinstance(a, OrderedDict):  # fx would make a plain dict of it, and of a model's own output class
-            return self.create_node("call_function", type(a), (super().create_arg(dict(a)),), {})
-        arg = super().create_arg(a)
-        if isinstance(a, torch.Tensor) and isinstance(arg, fx.Node):
+            arg: Any = self.create_node("call_function", type(a), (super().create_arg(dict(a)),), {})
+        else:
+            arg = super().create_arg(a)
+        if isinstance(arg, fx.Node):
             arg.meta.setdefault("tensor", _info(a))
+            arg.meta.setdefault("plain", not isinstance(a, torch.Tensor))
         return arg
 
     def keep_constants(self) -> None:
@@ -146,8 +158,10 @@ class ValueTracer(fx.Tracer):
             self._evaluating = before
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        """Leaves: torch's own modules but the composite ones, and what capture could not enter."""
-        if module_qualified_name in self.leaves:
+        """Leaves: torch's own modules but the composite ones, QModules, and what capture could not enter."""
+        if module_qualified_name in self.leaves or isinstance(m, TensorQuantizer | QuantInputMixin):
+            return True
+        if is_custom(qmodule_for(type(m))):  # the user's own module, with a QModule registered for it
             return True
         return type(m).__module__.startswith("torch.nn") and not isinstance(m, _COMPOSITES)
 
@@ -228,7 +242,16 @@ def _holds_proxy(item: Any) -> bool:
     return isinstance(item, dict) and any(_holds_proxy(i) for i in item.values())
 
 
-_PLAIN = (bool, int, float, str, torch.Size, torch.dtype, torch.device)
+def _name_for(target: Any) -> str | None:
+    """The name of a node where fx would choose badly; None leaves it to fx."""
+    if target in IN_PLACE_OPERATORS:
+        return IN_PLACE_OPERATORS[target].__name__
+    # Modules are named after nodes: that of ``x.half()`` must not shadow ``nn.Module.half``.
+    name = target if isinstance(target, str) else getattr(target, "__name__", "")
+    return f"{name}_value" if hasattr(nn.Module, name) else None
+
+
+_PLAIN = (bool, int, float, str, type(None), torch.Size, torch.dtype, torch.device)
 _NOTHING: frozenset[int] = frozenset()
 
 

@@ -1,5 +1,27 @@
 """Quantized operators: QModules, the records of what each operator is, and the registry that joins them."""
 
+from bitwright.nn.activations import (
+    QuantCELU,
+    QuantELU,
+    QuantGELU,
+    QuantHardsigmoid,
+    QuantHardswish,
+    QuantHardtanh,
+    QuantLeakyReLU,
+    QuantLogSoftmax,
+    QuantMish,
+    QuantPReLU,
+    QuantReLU,
+    QuantReLU6,
+    QuantSELU,
+    QuantSigmoid,
+    QuantSiLU,
+    QuantSoftmax,
+    QuantSoftplus,
+    QuantTanh,
+)
+from bitwright.nn.arithmetic import QuantAdd, QuantCat, QuantMatMul, QuantMul
+from bitwright.nn.attention import QuantMultiheadAttention
 from bitwright.nn.conv import (
     QuantConv1d,
     QuantConv2d,
@@ -8,27 +30,104 @@ from bitwright.nn.conv import (
     QuantConvTranspose2d,
     QuantConvTranspose3d,
 )
+from bitwright.nn.descriptors import pop_quant_desc_in_kwargs
+from bitwright.nn.embedding import QuantEmbedding
 from bitwright.nn.functional import QuantFunction
+from bitwright.nn.layer import QuantLayer
 from bitwright.nn.linear import QuantLinear
-from bitwright.nn.mixins import PlacedQuantizer, QuantInputMixin, QuantMixin
+from bitwright.nn.mixins import QuantInputMixin, QuantMixin
+from bitwright.nn.norms import (
+    QuantBatchNorm1d,
+    QuantBatchNorm2d,
+    QuantBatchNorm3d,
+    QuantGroupNorm,
+    QuantInstanceNorm1d,
+    QuantInstanceNorm2d,
+    QuantInstanceNorm3d,
+    QuantLayerNorm,
+)
 from bitwright.nn.operators import Operator, define_operator, operator_names
-from bitwright.nn.registry import list_qmodules, register_qmodule
+from bitwright.nn.opr import QuantOpr
+from bitwright.nn.placed import PlacedQuantizer
+from bitwright.nn.pooling import (
+    QuantAdaptiveAvgPool1d,
+    QuantAdaptiveAvgPool2d,
+    QuantAdaptiveAvgPool3d,
+    QuantAvgPool1d,
+    QuantAvgPool2d,
+    QuantAvgPool3d,
+    QuantMaxPool1d,
+    QuantMaxPool2d,
+    QuantMaxPool3d,
+)
+from bitwright.nn.quantized_input import QuantizedInput
+from bitwright.nn.recurrent import QuantGRU, QuantLSTM, QuantLSTMCell
+from bitwright.nn.registry import list_qmodules, register_qmodule, unregister_qmodule
 
 __all__ = [
     "Operator",
     "PlacedQuantizer",
+    "QuantAdaptiveAvgPool1d",
+    "QuantAdaptiveAvgPool2d",
+    "QuantAdaptiveAvgPool3d",
+    "QuantAdd",
+    "QuantAvgPool1d",
+    "QuantAvgPool2d",
+    "QuantAvgPool3d",
+    "QuantBatchNorm1d",
+    "QuantBatchNorm2d",
+    "QuantBatchNorm3d",
+    "QuantCELU",
+    "QuantCat",
     "QuantConv1d",
     "QuantConv2d",
     "QuantConv3d",
     "QuantConvTranspose1d",
     "QuantConvTranspose2d",
     "QuantConvTranspose3d",
+    "QuantELU",
+    "QuantEmbedding",
     "QuantFunction",
+    "QuantGELU",
+    "QuantGRU",
+    "QuantGroupNorm",
+    "QuantHardsigmoid",
+    "QuantHardswish",
+    "QuantHardtanh",
     "QuantInputMixin",
+    "QuantInstanceNorm1d",
+    "QuantInstanceNorm2d",
+    "QuantInstanceNorm3d",
+    "QuantLSTM",
+    "QuantLSTMCell",
+    "QuantLayer",
+    "QuantLayerNorm",
+    "QuantLeakyReLU",
     "QuantLinear",
+    "QuantLogSoftmax",
+    "QuantMatMul",
+    "QuantMaxPool1d",
+    "QuantMaxPool2d",
+    "QuantMaxPool3d",
+    "QuantMish",
     "QuantMixin",
+    "QuantMul",
+    "QuantMultiheadAttention",
+    "QuantOpr",
+    "QuantPReLU",
+    "QuantReLU",
+    "QuantReLU6",
+    "QuantSELU",
+    "QuantSiLU",
+    "QuantSigmoid",
+    "QuantSoftmax",
+    "QuantSoftplus",
+    "QuantTanh",
+    "QuantizedInput",
     "define_operator",
     "list_qmodules",
     "operator_names",
+    "pop_quant_desc_in_kwargs",
     "register_qmodule",
+    "unregister_qmodule",
 ]

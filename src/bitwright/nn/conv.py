@@ -6,14 +6,14 @@ from typing import Any, Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bitwright.nn.mixins import QuantMixin
+from bitwright.nn.layer import QuantLayer
 from bitwright.nn.registry import register_qmodule
 
 _CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _TRANSPOSED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
 
 
-class _Geometry(QuantMixin):
+class _Geometry(QuantLayer):
     kernel_size: tuple[int, ...]
     stride: tuple[int, ...]
     padding: Any  # a tuple, or "same" or "valid" where not transposed

@@ -5,7 +5,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from bitwright.nn.mixins import QuantMixin
+from bitwright.nn.layer import QuantLayer
 from bitwright.nn.registry import register_qmodule
 from bitwright.quantizer import Phase
 
@@ -14,7 +14,7 @@ _GROUPS = 6  # the position of ``groups`` in every convolution function
 
 
 @register_qmodule(sources=[F.linear, F.conv1d, F.conv2d, F.conv3d, *_TRANSPOSED])
-class QuantFunction(QuantMixin, nn.Module):
+class QuantFunction(QuantLayer, nn.Module):
     """Calls the function with its own arguments; the second is the weight, the third the bias.
 
     Args:
@@ -22,7 +22,7 @@ class QuantFunction(QuantMixin, nn.Module):
     """
 
     def __init__(self, node: fx.Node) -> None:
-        super().__init__()
+        nn.Module.__init__(self)
         if not callable(node.target):
             raise TypeError(f"QuantFunction stands for a function call, not for {node.target!r}")
         self.function = node.target
@@ -34,7 +34,7 @@ class QuantFunction(QuantMixin, nn.Module):
     def forward(self, input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any) -> Tensor:
         """Compute the function on the quantized input with the quantized weight."""
         x = self.input_quantizer(input)
-        if self.weight_quantizer.phase is Phase.QUANTIZE:
+        if Phase.QUANTIZE in self.weight_quantizer.phase:
             weight, bias = self.deploy(weight, bias)
         else:
             weight = self.weight_quantizer(weight)

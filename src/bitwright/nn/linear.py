@@ -5,12 +5,12 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bitwright.nn.mixins import QuantMixin
+from bitwright.nn.layer import QuantLayer
 from bitwright.nn.registry import register_qmodule
 
 
 @register_qmodule(sources=[nn.Linear])
-class QuantLinear(QuantMixin, nn.Linear):
+class QuantLinear(QuantLayer, nn.Linear):
     """nn.Linear with quantized input and weight."""
 
     bias: Any  # a Parameter or None, which nn.Linear does not say

@@ -1,180 +1,145 @@
-"""What makes a module a QModule: it owns, or refers to, the quantizers of its input and weight."""
+"""What makes a module a QModule: it owns, or refers to, the quantizers of its input and weight.
 
-from typing import Any
+Both mixins work on either side of the class they are mixed with, and need no ``__init__`` of their own:
 
-import torch
+    class QuantMaxPool2d(nn.MaxPool2d, QuantInputMixin):
+        def __init__(self, *args, **kwargs):
+            quant_desc_input = kwargs.pop("quant_desc_input", self.default_quant_desc_input)
+            super().__init__(*args, **kwargs)
+            self.init_quantizer(quant_desc_input)
+"""
+
+import copy
+from typing import Any, ClassVar, Self, cast
+
 from torch import Tensor, nn
 
 from bitwright.errors import ConfigError
-from bitwright.quantizer import Phase, TensorQuantizer
-
-INT32_MAX = 2**31 - 1
-BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
-
-
-class PlacedQuantizer:
-    """Stands in a QModule for a quantizer that already runs on the edge before it.
-
-    Calling it changes nothing; everything else is asked of the quantizer on the edge. It is not a submodule,
-    so the quantizer appears once in the model's state.
-    """
-
-    __slots__ = ("quantizer",)
-
-    def __init__(self, quantizer: TensorQuantizer) -> None:
-        self.quantizer = quantizer
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Return ``x``: its producer has quantized it."""
-        return x
-
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
-        if name == "quantizer":  # not set yet, while being copied
-            raise AttributeError(name)
-        return getattr(self.quantizer, name)
-
-    def __repr__(self) -> str:
-        return f"placed {self.quantizer!r}"
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> "PlacedQuantizer":
-        from copy import deepcopy
-
-        return PlacedQuantizer(deepcopy(self.quantizer, memo))
-
-
-InputQuantizer = TensorQuantizer | PlacedQuantizer
+from bitwright.nn.bias import INT32_MAX as INT32_MAX
+from bitwright.nn.placed import InputQuantizer, PlacedQuantizer
+from bitwright.nn.registry import adopt
+from bitwright.quantizer import QuantDescriptor, TensorQuantizer
 
 
 class QuantInputMixin:
-    """An operator with an ``input_quantizer``."""
+    """An operator with an ``input_quantizer``.
 
+    Attributes:
+        default_quant_desc_input: how the input is quantized where nothing else is said.
+    """
+
+    default_quant_desc_input: ClassVar[QuantDescriptor] = QuantDescriptor()
     _input_quantizer: InputQuantizer
+
+    @classmethod
+    def set_default_quant_desc_input(cls, value: QuantDescriptor) -> None:
+        """Set how inputs of this class are quantized from now on; a copy is kept."""
+        cls.default_quant_desc_input = copy.deepcopy(_descriptor(value, "quant_desc_input"))
 
     @property
     def input_quantizer(self) -> InputQuantizer:
         """The quantizer of the input."""
         return self._input_quantizer
 
+    def init_quantizer(self, quant_desc_input: QuantDescriptor) -> None:
+        """Make the quantizer of the input; call it after the constructor of ``nn.Module``."""
+        self._input_quantizer = build_quantizer(quant_desc_input, "quant_desc_input")
+
     def place_input_quantizer(self, quantizer: TensorQuantizer) -> None:
         """Say that ``quantizer`` runs on the edge before this module."""
         self.__dict__.get("_modules", {}).pop("_input_quantizer", None)
         self._input_quantizer = PlacedQuantizer(quantizer)
 
+    @classmethod
+    def from_float(cls, module: nn.Module, *, quant_desc_input: QuantDescriptor | None = None) -> Self:
+        """Make this QModule of a float module: same parameters, buffers, hooks and settings, plus quantizers."""
+        made = adopt_checked(cls, module)
+        made.init_quantizer(quant_desc_input or cls.default_quant_desc_input)
+        return made
+
 
 class QuantMixin(QuantInputMixin):
     """An operator with an ``input_quantizer`` and a ``weight_quantizer``.
 
-    A BatchNorm that follows can be folded in: it stays where it is in the model (so its parameters keep their
-    names), is applied after the operator while weights are float, and multiplied into the weight once they
-    are quantized.
+    Attributes:
+        default_quant_desc_weight: how the weight is quantized where nothing else is said.
+        channel_axis: the axis of the weight that has the output channels.
     """
 
+    default_quant_desc_weight: ClassVar[QuantDescriptor] = QuantDescriptor(axis=0)
     channel_axis = 0
     weight: Tensor
     bias: Tensor | None
     _weight_quantizer: TensorQuantizer
-    _folded: tuple[BatchNorm, ...] = ()
-    quantize_bias = True
+
+    @classmethod
+    def set_default_quant_desc_weight(cls, value: QuantDescriptor) -> None:
+        """Set how weights of this class are quantized from now on; a copy is kept."""
+        cls.default_quant_desc_weight = copy.deepcopy(_descriptor(value, "quant_desc_weight"))
 
     @property
     def weight_quantizer(self) -> TensorQuantizer:
         """The quantizer of the weight."""
         return self._weight_quantizer
 
-    @property
-    def folded_norm(self) -> BatchNorm | None:
-        """The BatchNorm folded into this operator, if any."""
-        return self._folded[0] if self._folded else None
+    def init_quantizer(
+        self,
+        quant_desc_input: QuantDescriptor,
+        quant_desc_weight: QuantDescriptor | None = None,
+        num_layers: int | None = None,
+    ) -> None:
+        """Make the quantizers, or for ``num_layers`` layers one pair each in ``_input_quantizers`` and so on."""
+        desc_weight = quant_desc_weight or type(self).default_quant_desc_weight
+        if num_layers is None:
+            self._input_quantizer = build_quantizer(quant_desc_input, "quant_desc_input")
+            self._weight_quantizer = build_quantizer(desc_weight, "quant_desc_weight")
+            return
+        layers = range(num_layers)
+        self._input_quantizers = nn.ModuleList(build_quantizer(quant_desc_input, "quant_desc_input") for _ in layers)
+        self._weight_quantizers = nn.ModuleList(build_quantizer(desc_weight, "quant_desc_weight") for _ in layers)
 
-    def fold_norm(self, norm: BatchNorm) -> None:
-        """Apply ``norm`` as part of this operator."""
-        if self._folded:
-            raise ConfigError(f"{type(self).__name__} has a folded norm already")
-        _statistics(norm)
-        self._folded = (norm,)
-
-    def compute(self, x: Tensor, weight: Tensor, bias: Tensor | None, *args: Any, **kwargs: Any) -> Tensor:
-        """The operator itself as a function of its weight and bias."""
-        raise NotImplementedError(f"{type(self).__name__} must say what it computes")
-
-    def arrange(self, x: Tensor) -> Tensor:
-        """Move values of the input before computing on them (pad by reflection); zeros and values only."""
-        return x
-
-    def per_output(self, values: Tensor) -> Tensor:
-        """Shape one value per output channel to multiply the weight."""
-        return values.reshape([-1 if d == self.channel_axis else 1 for d in range(self.weight.ndim)])
+    @classmethod
+    def from_float(
+        cls,
+        module: nn.Module,
+        *,
+        quant_desc_input: QuantDescriptor | None = None,
+        quant_desc_weight: QuantDescriptor | None = None,
+    ) -> Self:
+        """Make this QModule of a float module: same parameters, buffers, hooks and settings, plus quantizers."""
+        made = adopt_checked(cls, module)
+        made.init_quantizer(
+            quant_desc_input or cls.default_quant_desc_input, quant_desc_weight or cls.default_quant_desc_weight
+        )
+        return made
 
     def folded_weight(self) -> tuple[Tensor, Tensor | None]:
-        """Weight and bias with the BatchNorm's running statistics multiplied in.
-
-        w' = w · γ/√(var + eps),   b' = (b - mean) · γ/√(var + eps) + β
-        """
-        norm = self.folded_norm
-        if norm is None:
-            return self.weight, self.bias
-        mean, var = _statistics(norm)
-        factor = torch.rsqrt(var + norm.eps)
-        if norm.weight is not None:
-            factor = factor * norm.weight
-        shift = -mean * factor
-        if norm.bias is not None:
-            shift = shift + norm.bias
-        bias = shift if self.bias is None else self.bias * factor + shift
-        return self.weight * self.per_output(factor), bias
+        """Weight and bias as they are quantized."""
+        return self.weight, getattr(self, "bias", None)
 
     def bias_scale(self) -> Tensor | None:
-        """The scale of the int32 bias, input scale times weight scale, or None where the bias stays float."""
-        source = self.input_quantizer
-        if not self.quantize_bias or source.phase is not Phase.QUANTIZE or self.weight_quantizer.spec.bits > 8:
-            return None
-        scale, step = self.weight_quantizer.qparams()[0].detach(), source.qparams()[0].detach()
-        if step.ndim or scale.ndim > 1 or source.spec.bits > 8:
-            return None
-        return step * self.spread(scale)
-
-    def spread(self, scale: Tensor) -> Tensor:
-        """Repeat a weight scale so that there is one for each output channel."""
-        return scale
-
-    def deploy(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Weight and bias as the deployed file has them (dequantized)."""
-        scale = None if bias is None else self.bias_scale()
-        if bias is not None and scale is not None:
-            bias = round_bias(bias, scale) * scale
-        return self.weight_quantizer(weight), bias
-
-    def forward(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """Compute the operator on the quantized input with the quantized weight."""
-        x = self.arrange(self.input_quantizer(input))
-        if self.weight_quantizer.phase is Phase.QUANTIZE:
-            return self.compute(x, *self.deploy(*self.folded_weight()), *args, **kwargs)
-        if self.weight_quantizer.phase is Phase.OBSERVE:
-            self.weight_quantizer(self.folded_weight()[0])
-        out = self.compute(x, self.weight, self.bias, *args, **kwargs)
-        return out if self.folded_norm is None else self.folded_norm(out)
+        """The scale of an int32 bias, or None where the bias stays float."""
+        return None
 
 
-def _statistics(norm: BatchNorm) -> tuple[Tensor, Tensor]:
-    if norm.running_mean is None or norm.running_var is None:
-        raise ConfigError(f"a {type(norm).__name__} without running statistics cannot be folded")
-    return norm.running_mean, norm.running_var
+def build_quantizer(descriptor: QuantDescriptor, name: str) -> TensorQuantizer:
+    """A quantizer by its descriptor, which must ask for fake quantization: a module computes on floats."""
+    if not _descriptor(descriptor, name).fake_quant:
+        raise ValueError(f"{name}: only fake quantization is supported inside a module, not fake_quant=False")
+    return TensorQuantizer(descriptor)
 
 
-class _RoundBias(torch.autograd.Function):
-    """round(bias / scale), limited to int32, with a straight-through gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, bias: Tensor, scale: Tensor) -> Tensor:  # noqa: ANN401
-        ctx.save_for_backward(scale)
-        return torch.round(bias.double() / scale.double()).clamp(-INT32_MAX, INT32_MAX).to(bias.dtype)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:  # noqa: ANN401
-        (scale,) = ctx.saved_tensors
-        return grads[0] / scale, None
+def adopt_checked(cls: type[Any], module: nn.Module) -> Any:  # noqa: ANN401
+    """Adopt ``module`` if ``cls`` is a kind of what it is."""
+    if isinstance(module, QuantInputMixin):
+        raise ConfigError(f"this {type(module).__name__} is quantized already")
+    if not issubclass(cls, type(module)):
+        wanted = next((c.__name__ for c in cls.__mro__ if c.__module__.startswith("torch.nn")), "float")
+        raise ConfigError(f"{cls.__name__}.from_float takes a {wanted} module, not a {type(module).__name__}")
+    return adopt(cls, module)
 
 
-def round_bias(bias: Tensor, scale: Tensor) -> Tensor:
-    """The integers of an int32 bias, as floats, with a straight-through gradient."""
-    return _RoundBias.apply(bias, scale)
+def _descriptor(value: object, name: str) -> QuantDescriptor:
+    if not isinstance(value, QuantDescriptor):
+        raise ValueError(f"{name} must be a QuantDescriptor, not {value!r}")
+    return cast("QuantDescriptor", value)

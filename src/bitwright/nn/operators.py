@@ -64,6 +64,8 @@ def operator_names() -> list[str]:
 
 def operator_of_module(module: nn.Module) -> Operator | None:
     """The operator a module computes, by its class or a parent class."""
+    if "_input_quantizer" in module._modules:  # it quantizes its input itself: its values are not those that come in
+        return None
     for cls in type(module).__mro__:
         if cls in _BY_SOURCE:
             return _BY_SOURCE[cls]

@@ -6,34 +6,75 @@ from typing import Any, TypeVar
 from torch import nn
 
 from bitwright.errors import ConfigError
+from bitwright.registry import load_plugins
 
 QMODULES: dict[Any, type[nn.Module]] = {}
+_REPLACED: dict[Any, list[type[nn.Module]]] = {}
 C = TypeVar("C", bound=type)
 
 
 def register_qmodule(sources: Iterable[Any], *, override: bool = False) -> Callable[[C], C]:
-    """Say which modules, functions and method names a QModule class takes the place of.
+    """Say which modules, functions and tensor methods (by name) a QModule class takes the place of.
 
     ::
 
-        @register_qmodule(sources=[nn.AdaptiveAvgPool2d, F.adaptive_avg_pool2d])
+        @register_qmodule(sources=[nn.AdaptiveAvgPool2d, F.adaptive_avg_pool2d], override=True)
         class QAdaptiveAvgPool2d(QuantOpr): ...
+
+    Args:
+        sources: module classes, functions, and names of tensor methods.
+        override: take sources over from the class that has them. Bitwright's own classes that only quantize an input
+            (pools, activations, sums …) give way without.
     """
+    wanted = [sources] if isinstance(sources, str) or callable(sources) else list(sources)
+    if not wanted:
+        raise ConfigError("register_qmodule needs at least one source: a module class, a function or a method's name")
+    for source in wanted:
+        if not isinstance(source, str) and not callable(source):
+            raise ConfigError(f"a source is a module class, a function or the name of a tensor method, not {source!r}")
 
     def decorate(cls: C) -> C:
-        for source in sources:
+        if not issubclass(cls, nn.Module):
+            raise ConfigError(f"{cls.__qualname__} is no nn.Module: derive it from QuantOpr, or a module and a mixin")
+        for source in wanted:
             taken = QMODULES.get(source)
-            if taken is not None and not override:
-                name = getattr(source, "__name__", source)
+            if taken is not None and not override and not _gives_way(taken):
                 raise ConfigError(
-                    f"{name} is registered twice: by {taken.__module__}.{taken.__qualname__} and by "
-                    f"{cls.__module__}.{cls.__qualname__}; pass override=True to replace the first"
+                    f"{_name(source)} is registered twice: by {_where(taken)} and by {_where(cls)}; "
+                    "pass override=True to replace the first"
                 )
-        for source in sources:
+        for source in wanted:
+            if source in QMODULES:
+                _REPLACED.setdefault(source, []).append(QMODULES[source])
             QMODULES[source] = cls
         return cls
 
     return decorate
+
+
+def unregister_qmodule(cls: type[nn.Module]) -> None:
+    """Forget a class; what it had replaced serves its sources again."""
+    sources = [source for source, found in QMODULES.items() if found is cls]
+    if not sources:
+        raise ConfigError(f"{_where(cls)} is not registered")
+    for source in sources:
+        before = _REPLACED.pop(source, [])
+        if before:
+            QMODULES[source] = before.pop()
+            _REPLACED[source] = before
+        else:
+            del QMODULES[source]
+
+
+def qmodule_for(source: Any) -> type[Any] | None:  # noqa: ANN401
+    """The class that serves a module class, function or method name, if any."""
+    load_plugins()
+    return QMODULES.get(source)
+
+
+def is_custom(cls: type | None) -> bool:
+    """Whether a class is the user's own, not one of Bitwright's."""
+    return cls is not None and not cls.__module__.startswith("bitwright.nn.")
 
 
 def adopt(cls: type[nn.Module], module: nn.Module) -> Any:  # noqa: ANN401
@@ -46,8 +87,22 @@ def adopt(cls: type[nn.Module], module: nn.Module) -> Any:  # noqa: ANN401
 
 
 def list_qmodules() -> dict[str, list[str]]:
-    """Every QModule class by name, with the sources it serves."""
+    """Every QModule class by name, with the sources it serves; users' classes with the module they live in."""
+    load_plugins()
     table: dict[str, list[str]] = {}
     for source, cls in QMODULES.items():
-        table.setdefault(cls.__name__, []).append(getattr(source, "__name__", str(source)))
+        name = _where(cls) if is_custom(cls) else cls.__name__
+        table.setdefault(name, []).append(_name(source))
     return table
+
+
+def _name(source: Any) -> str:  # noqa: ANN401
+    return f"Tensor.{source}" if isinstance(source, str) else getattr(source, "__name__", str(source))
+
+
+def _gives_way(cls: type) -> bool:
+    return getattr(cls, "gives_way", False) and not is_custom(cls)
+
+
+def _where(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"

@@ -9,13 +9,12 @@ from torch import nn
 from bitwright.backends import BACKENDS, Backend
 from bitwright.errors import ConfigError
 from bitwright.graph import Capture, Inputs, capture, run_stage
-from bitwright.nn.mixins import QuantMixin
 from bitwright.nn.operators import operator_of_module
-from bitwright.nn.registry import QMODULES, adopt
+from bitwright.nn.registry import is_custom, qmodule_for
 from bitwright.prepare.decide import Decision, decide, join_activations, node_name, tensor_recipes
 from bitwright.prepare.ledger import Entry, Ledger, Verdict, attach, is_prepared, ledger_of
 from bitwright.prepare.place import place
-from bitwright.prepare.swap import add_quantizers, build, on_axis, put_submodule, swap
+from bitwright.prepare.swap import build, give_quantizers, make, note_quantizers, put_submodule, swap
 from bitwright.recipe import Recipe, Rule, TensorRecipe
 
 __all__ = ["Entry", "Ledger", "Verdict", "check_wishes", "ledger_of", "node_name", "prepare"]
@@ -74,6 +73,7 @@ def check_wishes(
     activation: str | None,
     skip: Iterable[str],
 ) -> tuple[Recipe, Backend]:
+    """Read all wishes as one recipe for one backend, and refuse what cannot be before any work is done."""
     wishes = Recipe.parse(recipe if recipe is not None else {})
     if isinstance(skip, str):
         skip = [skip]
@@ -135,7 +135,8 @@ def _weight_spec(region: nn.Module, decision: Decision) -> str:
     if decision.verdict is not Verdict.INTEGER or decision.node.op != "call_module":
         return ""
     module = region.get_submodule(str(decision.node.target))
-    return str(module.weight_quantizer.spec) if isinstance(module, QuantMixin) else ""
+    quantizer = getattr(module, "_weight_quantizer", None)
+    return "" if quantizer is None else str(quantizer.spec)
 
 
 def _swap_loose(captured: Capture, wishes: Recipe, target: Backend, ledger: Ledger) -> None:
@@ -147,24 +148,18 @@ def _swap_loose(captured: Capture, wishes: Recipe, target: Backend, ledger: Ledg
         rule = wishes.rule_for(path, path, kind)
         entry = Entry(path, kind, Verdict.FLOAT, "outside of any graph", rule.match if rule else "")
         ledger.entries.append(entry)
-        cls = QMODULES.get(type(module))
-        if cls is None or operator is None or operator.name not in target.integer:
+        cls = qmodule_for(type(module))
+        known = operator is not None and operator.weight and operator.name in target.integer
+        if cls is None or not (known or is_custom(cls)):
             continue
         if rule is not None and rule.skip:
             entry.reason = f"skipped by the rule {rule.match!r}"
             continue
         weight, activation = _loose_recipes(rule, wishes, target)
-        qmodule = adopt(cls, module)
-        spec = target.check_weight(on_axis(weight, qmodule.channel_axis), f"the weight of {path}")
-        quantizer = build(activation, activation.spec or target.activation, f"input of {path}")
-        add_quantizers(qmodule, build(weight, spec, f"{path}.weight"), quantizer)
+        qmodule = make(cls, module, path, wishes)
+        give_quantizers(qmodule, path, weight, activation, target)
         put_submodule(captured.model, path, qmodule)
-        entry.verdict, entry.reason, entry.weight, entry.input = (
-            Verdict.INTEGER,
-            "",
-            str(spec),
-            str(quantizer.spec),
-        )
+        note_quantizers(entry, qmodule)
 
 
 def _loose_recipes(rule: Rule | None, wishes: Recipe, target: Backend) -> tuple[TensorRecipe, TensorRecipe]:

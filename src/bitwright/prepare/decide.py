@@ -1,14 +1,19 @@
 """Decide, for every node of a graph, how it will compute: by the recipe and what the backend can do."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import fx, nn
 
 from bitwright.backends import Backend
 from bitwright.graph import CapturedModel
+from bitwright.nn.layer import QuantLayer
+from bitwright.nn.mixins import QuantInputMixin
 from bitwright.nn.operators import Operator, operator_of
+from bitwright.nn.registry import is_custom, qmodule_for
 from bitwright.prepare.ledger import Entry, Verdict
+from bitwright.quantizer import TensorQuantizer
 from bitwright.recipe import Recipe, Rule, TensorRecipe
 
 
@@ -20,11 +25,19 @@ class Decision:
     operator: Operator | None
     entry: Entry
     rule: Rule | None = None
+    custom: type[Any] | None = None  # the user's QModule for it
 
     @property
     def verdict(self) -> Verdict:
         """Shorthand for the entry's verdict."""
         return self.entry.verdict
+
+    @property
+    def keeps_float_result(self) -> bool:
+        """Whether the result is a float tensor that others may go on reading as such."""
+        if self.operator is None or self.custom is not None:
+            return not getattr(self.custom, "integer", False)
+        return self.verdict is Verdict.FLOAT
 
 
 def node_name(node: fx.Node) -> str:
@@ -53,8 +66,11 @@ def decide(model: CapturedModel, prefix: str, recipe: Recipe, backend: Backend) 
         kind = operator.name if operator else _plain_name(node, module)
         rule = recipe.rule_for(name, _scope(node, prefix), kind)
         entry = Entry(name, kind, Verdict.FLOAT, rule=rule.match if rule else "")
-        decisions[node] = Decision(node, operator, entry, rule)
-        entry.verdict, entry.reason = _judge(node, module, operator, rule, backend)
+        decision = decisions[node] = Decision(node, operator, entry, rule, custom_qmodule(node, module))
+        if decision.custom is not None or isinstance(module, TensorQuantizer | QuantInputMixin):
+            entry.verdict, entry.reason = _judge_custom(decision, module)
+        else:
+            entry.verdict, entry.reason = _judge(node, module, operator, rule, backend)
     return decisions
 
 
@@ -66,6 +82,8 @@ def join_activations(decisions: dict[fx.Node, Decision], backend: Backend) -> No
         skipped = decision.rule is not None and decision.rule.skip
         if before is None or skipped or decision.operator is None or decision.operator.name not in backend.fused:
             continue
+        if before.keeps_float_result:
+            continue
         if before.verdict is Verdict.INTEGER and len(before.node.users) == 1 and _has_plain_limits(node):
             decision.entry.verdict = Verdict.FUSED
             decision.entry.reason = f"computed with {before.entry.name}"
@@ -75,9 +93,9 @@ def _has_plain_limits(node: fx.Node) -> bool:
     return len(node.all_input_nodes) == 1
 
 
-def operands(node: fx.Node, operator: Operator) -> list[fx.Node]:
+def operands(node: fx.Node, operator: Operator | None) -> list[fx.Node]:
     """The float tensors a node computes on, without the weight and bias among a function's arguments."""
-    if operator.weight:
+    if operator is not None and operator.weight:
         first = node.args[0] if node.args else node.kwargs.get("input")
         return [first] if isinstance(first, fx.Node) else []
     return [n for n in node.all_input_nodes if is_float(n)]
@@ -94,6 +112,35 @@ def tensor_recipes(decision: Decision, recipe: Recipe, backend: Backend) -> tupl
     if decision.rule is None:
         return weight, activation
     return decision.rule.weight.over(weight), decision.rule.activation.over(activation)
+
+
+def custom_qmodule(node: fx.Node, module: nn.Module | None) -> type[Any] | None:
+    """The class that a user has registered for what a node calls, if it is not one of Bitwright's layers."""
+    cls = qmodule_for(type(module) if module is not None else node.target)
+    return None if cls is None or not is_custom(cls) or issubclass(cls, QuantLayer) else cls
+
+
+def _judge_custom(decision: Decision, module: nn.Module | None) -> tuple[Verdict, str]:
+    """Judge a node that a user's QModule serves, or that quantizes by itself."""
+    if isinstance(module, TensorQuantizer):
+        return Verdict.INTEGER, "a quantizer placed by hand"
+    if isinstance(module, QuantInputMixin):
+        return Verdict.INTEGER, "has quantizers of its own"
+    if decision.rule is not None and decision.rule.skip:
+        return Verdict.FLOAT, f"skipped by the rule {decision.rule.match!r}"
+    inputs = operands(decision.node, decision.operator)
+    return (Verdict.FLOAT, obstacle) if (obstacle := _obstacle(decision.node, inputs)) else (Verdict.INTEGER, "")
+
+
+def _obstacle(node: fx.Node, inputs: list[fx.Node]) -> str:
+    """Why no operator could quantize these inputs, or nothing."""
+    if not inputs:
+        return "no float tensor goes in"
+    if any(n.meta["tensor"].dtype != torch.float32 for n in inputs):
+        return "its input is not float32"
+    if any(n.meta.get("written") for n in (node, *inputs)):
+        return "it shares memory with a tensor that is written to in place"
+    return ""
 
 
 def _judge(
@@ -119,10 +166,8 @@ def _judge(
         return Verdict.FLOAT, "no float tensor goes in"
     if not operator.weight and operator.name in ("add", "mul", "matmul") and len(_tensors(node)) < 2:
         return Verdict.FLOAT, "one of its operands is a plain number"
-    if any(n.meta["tensor"].dtype != torch.float32 for n in inputs):
-        return Verdict.FLOAT, "its input is not float32"
-    if any(n.meta.get("written") for n in (node, *inputs)):
-        return Verdict.FLOAT, "it shares memory with a tensor that is written to in place"
+    if common := _obstacle(node, inputs):
+        return Verdict.FLOAT, common
     obstacle = backend.conditions[operator.name](node) if operator.name in backend.conditions else None
     node.meta["keep_float"] = obstacle is not None  # the exporter keeps the runtime from trying
     return (Verdict.FLOAT, obstacle) if obstacle else (Verdict.INTEGER, "")

@@ -5,11 +5,13 @@ producer and an integer operator carries the producer's scale on. All calls of o
 of its input.
 """
 
+import contextlib
 from collections import defaultdict
 
 from torch import fx
 
 from bitwright.backends import Backend
+from bitwright.errors import ConfigError
 from bitwright.graph import CapturedModel
 from bitwright.nn.mixins import QuantInputMixin
 from bitwright.prepare.decide import Decision, is_float, node_name, operands, tensor_recipes
@@ -25,18 +27,18 @@ def place(
     model: CapturedModel, decisions: dict[fx.Node, Decision], recipe: Recipe, backend: Backend, prefix: str
 ) -> None:
     """Insert activation quantizers into the graph and tell the QModules about them."""
-    demand = _Demand(decisions)
+    demand = _Demand(decisions, _placed_by_hand(model, backend))
     inputs_of: dict[fx.Node, list[fx.Node]] = {}
     for node, decision in decisions.items():
-        if decision.verdict is not Verdict.INTEGER or decision.operator is None:
+        if decision.verdict is not Verdict.INTEGER or (decision.operator is None and decision.custom is None):
             continue
         _, activation = tensor_recipes(decision, recipe, backend)
         backend.check_activation(_spec(activation), f"the input of {decision.entry.name}")
         inputs_of[node] = [demand.input(node, o, activation) for o in operands(node, decision.operator)]
         end = _end_of_group(node, decisions)
-        if backend.integer[decision.operator.name]:
+        if _result_quantized(decision, backend):
             demand.output(end, activation)
-        if decision.operator.name in backend.share_inputs:
+        if decision.custom is None and decision.entry.operator in backend.share_inputs:
             demand.share([*inputs_of[node], end])
     demand.share_inputs_of_repeated_layers(inputs_of)
     placed = demand.insert(model, prefix)
@@ -53,8 +55,9 @@ def place(
 class _Demand:
     """Collects which tensors must be quantized, for which users, and which of them as one."""
 
-    def __init__(self, decisions: dict[fx.Node, Decision]) -> None:
+    def __init__(self, decisions: dict[fx.Node, Decision], by_hand: dict[fx.Node, TensorQuantizer]) -> None:
         self.decisions = decisions
+        self.by_hand = by_hand
         self.recipes: dict[fx.Node, TensorRecipe] = {}
         self.users: dict[fx.Node, set[fx.Node]] = defaultdict(set)
         self.parent: dict[fx.Node, fx.Node] = {}
@@ -74,6 +77,8 @@ class _Demand:
         source, first_user = self._walk(tensor)
         if not is_float(source):
             source, first_user = tensor, None
+        if source in self.by_hand:
+            return source
         self.users[source].add(first_user or user)
         self._ask(source, recipe)
         return source
@@ -111,7 +116,7 @@ class _Demand:
     def insert(self, model: CapturedModel, prefix: str) -> dict[fx.Node, TensorQuantizer]:
         """Put the quantizers into the graph; return the one of every quantized tensor."""
         order = {node: i for i, node in enumerate(model.graph.nodes)}
-        placed: dict[fx.Node, TensorQuantizer] = {}
+        placed: dict[fx.Node, TensorQuantizer] = dict(self.by_hand)
         names: dict[fx.Node, str] = {}
         for tensor in sorted(self.recipes, key=order.__getitem__):
             root = self.find(tensor)
@@ -123,7 +128,7 @@ class _Demand:
             quantizer = model.get_submodule(names[root])
             # Other users of a float operator keep reading the float tensor; an integer one has only integers.
             decision = self.decisions.get(tensor)
-            keeps_float = decision is None or decision.verdict is Verdict.FLOAT
+            keeps_float = decision is None or decision.keeps_float_result
             users = self.users[tensor] if keeps_float else set(tensor.users)
             with model.graph.inserting_after(tensor):
                 call = model.graph.create_node("call_module", names[root], (tensor,), name=f"{tensor.name}_quantized")
@@ -132,6 +137,25 @@ class _Demand:
                 user.replace_input_with(tensor, call)
             placed[tensor] = quantizer  # pyrefly: ignore
         return placed
+
+
+def _placed_by_hand(model: CapturedModel, backend: Backend) -> dict[fx.Node, TensorQuantizer]:
+    """The quantizers that the user has put into the forward, where the backend can go on from them."""
+    found = {}
+    for node in model.graph.nodes:
+        module = model.get_submodule(str(node.target)) if node.op == "call_module" else None
+        if not isinstance(module, TensorQuantizer):
+            continue
+        with contextlib.suppress(ConfigError):  # of another kind than the backend's: it gets one more after it
+            backend.check_activation(module.spec, node.name)
+            found[node] = module
+    return found
+
+
+def _result_quantized(decision: Decision, backend: Backend) -> bool:
+    if decision.custom is not None:
+        return bool(getattr(decision.custom, "integer", False))
+    return backend.integer[decision.entry.operator]
 
 
 def _end_of_group(node: fx.Node, decisions: dict[fx.Node, Decision]) -> fx.Node:

@@ -1,15 +1,18 @@
 """Swap QModules in: layers that will compute in integers get quantizers of their own and keep their names."""
 
+import inspect
 from typing import Any
 
 from torch import fx, nn
 
 from bitwright.backends import Backend
+from bitwright.errors import ConfigError
 from bitwright.graph import CapturedModel
 from bitwright.nn.mixins import QuantMixin
-from bitwright.nn.registry import QMODULES, adopt
+from bitwright.nn.opr import QuantOpr
+from bitwright.nn.registry import adopt, is_custom, qmodule_for
 from bitwright.prepare.decide import Decision, tensor_recipes
-from bitwright.prepare.ledger import Verdict
+from bitwright.prepare.ledger import Entry, Verdict
 from bitwright.quantizer import TensorQuantizer
 from bitwright.recipe import Recipe, TensorRecipe
 from bitwright.spec import PerChannel, QuantSpec
@@ -18,11 +21,12 @@ FUNCTIONS = "quantized_functions"
 
 
 def swap(model: CapturedModel, decisions: dict[fx.Node, Decision], recipe: Recipe, backend: Backend) -> None:
-    """Replace every layer with a weight that was judged integer by its QModule."""
+    """Replace layers with a weight that were judged integer by their QModules, and all that a user's QModule serves."""
     swapped: dict[str, nn.Module] = {}
     taken_over: dict[nn.Module | None, nn.Module] = {}
     for node, decision in decisions.items():
-        if decision.verdict is not Verdict.INTEGER or decision.operator is None or not decision.operator.weight:
+        has_weight = decision.operator is not None and decision.operator.weight
+        if decision.verdict is not Verdict.INTEGER or not (has_weight or decision.custom):
             continue
         weight, _ = tensor_recipes(decision, recipe, backend)
         where = f"the weight of {decision.entry.name}"
@@ -34,17 +38,17 @@ def swap(model: CapturedModel, decisions: dict[fx.Node, Decision], recipe: Recip
             source: Any = type(module)
         else:
             name, module, source = f"{FUNCTIONS}.{node.name}", None, node.target
-        cls = QMODULES.get(source)
+        cls = qmodule_for(source)
         if cls is None:
             decision.entry.verdict, decision.entry.reason = (
                 Verdict.FLOAT,
                 "no quantized module is registered for it",
             )
             continue
-        qmodule: Any = cls(node) if module is None else adopt(cls, module)
-        spec = on_axis(weight, qmodule.channel_axis)
-        backend.check_weight(spec, where)
-        add_quantizers(qmodule, build(weight, spec, f"{decision.entry.name}.weight"), None)
+        qmodule: Any = make(cls, node if module is None else module, decision.entry.name, recipe)
+        if quantizes_weight(qmodule):
+            spec = backend.check_weight(on_axis(weight, qmodule.channel_axis), where)
+            qmodule._weight_quantizer = build(weight, spec, f"{decision.entry.name}.weight")
         put_submodule(model, name, qmodule)
         if module is None:
             node.op, node.target = "call_module", name
@@ -76,11 +80,47 @@ def build(recipe: TensorRecipe, spec: QuantSpec, label: str) -> TensorQuantizer:
     return quantizer
 
 
-def add_quantizers(module: QuantMixin, weight: TensorQuantizer, input: TensorQuantizer | None) -> None:
-    """Give a QModule its quantizers."""
-    module._weight_quantizer = weight
-    if input is not None:
-        module._input_quantizer = input
+def make(cls: type[Any], source: nn.Module | fx.Node, name: str, recipe: Recipe | None) -> Any:  # noqa: ANN401
+    """Build a QModule of what it takes the place of: a module, or the call of a function or method."""
+    if not is_custom(cls):
+        return cls(source) if isinstance(source, fx.Node) else adopt(cls, source)
+    try:
+        if issubclass(cls, QuantOpr):
+            options: dict[str, Any] = {"config": recipe} if "config" in inspect.signature(cls).parameters else {}
+            made: Any = cls(source, **options)  # pyrefly: ignore
+        elif isinstance(source, nn.Module):
+            made = cls.from_float(source)
+        else:
+            raise TypeError("to take the place of a function it must derive from QuantOpr")
+    except Exception as error:
+        raise ConfigError(f"{name}: {cls.__qualname__} cannot be built: {type(error).__name__}: {error}") from error
+    return made.train(source.training) if isinstance(source, nn.Module) else made
+
+
+def quantizes_weight(module: nn.Module) -> bool:
+    """Whether a QModule has a weight with a quantizer of its own."""
+    return module.has_weight() if isinstance(module, QuantOpr) else isinstance(module, QuantMixin)
+
+
+def give_quantizers(
+    module: Any,  # noqa: ANN401
+    name: str,
+    weight: TensorRecipe,
+    activation: TensorRecipe,
+    backend: Backend,
+) -> None:
+    """Give a QModule outside of any graph the quantizers of the recipe, its own."""
+    module._input_quantizer = build(activation, activation.spec or backend.activation, f"input of {name}")
+    if quantizes_weight(module):
+        spec = backend.check_weight(on_axis(weight, module.channel_axis), f"the weight of {name}")
+        module._weight_quantizer = build(weight, spec, f"{name}.weight")
+
+
+def note_quantizers(entry: Entry, module: nn.Module) -> None:
+    """Write into the ledger that a module quantizes, and how."""
+    entry.verdict, entry.reason = Verdict.INTEGER, ""
+    specs = {kind: getattr(module, f"_{kind}_quantizer", None) for kind in ("input", "weight")}
+    entry.input, entry.weight = ("" if q is None else str(q.spec) for q in specs.values())
 
 
 def put_submodule(model: nn.Module, name: str, module: nn.Module) -> None:

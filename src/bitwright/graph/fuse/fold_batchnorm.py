@@ -2,7 +2,7 @@
 
     w' = w · γ/√(var + eps),   b' = (b - mean) · γ/√(var + eps) + β
 
-The BatchNorm keeps its place and name in the model; see ``QuantMixin`` for when which form is computed.
+The BatchNorm keeps its place and name in the model; see ``QuantLayer`` for when which form is computed.
 """
 
 from collections import Counter
@@ -11,7 +11,7 @@ from torch import fx, nn
 
 from bitwright.graph.model import CapturedModel
 from bitwright.graph.schedule import register_schedule
-from bitwright.nn.mixins import BatchNorm, QuantMixin
+from bitwright.nn.layer import BatchNorm, QuantLayer
 
 
 @register_schedule("fold_batchnorm", stage="fuse")
@@ -26,7 +26,7 @@ def fold_batchnorm(model: CapturedModel) -> list[str]:
             continue
         before = node.all_input_nodes[0]
         layer = modules.get(str(before.target)) if before.op == "call_module" else None
-        if not isinstance(layer, QuantMixin) or not hasattr(layer, "weight"):
+        if not isinstance(layer, QuantLayer) or not hasattr(layer, "weight"):
             name = before.target if before.op == "call_module" else before.name
             notes.append(f"not folded: {node.target}, {name} before it is not a quantized layer with a weight")
         elif reason := _why_not(node, norm, before, layer, calls):
@@ -39,7 +39,7 @@ def fold_batchnorm(model: CapturedModel) -> list[str]:
     return notes
 
 
-def _why_not(node: fx.Node, norm: BatchNorm, before: fx.Node, layer: QuantMixin, calls: Counter[str]) -> str | None:
+def _why_not(node: fx.Node, norm: BatchNorm, before: fx.Node, layer: QuantLayer, calls: Counter[str]) -> str | None:
     if len(before.users) > 1:
         return f"{before.target} before it has {len(before.users)} users"
     if calls[str(before.target)] > 1 or calls[str(node.target)] > 1:

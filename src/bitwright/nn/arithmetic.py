@@ -1,0 +1,78 @@
+"""Arithmetic between tensors as modules, each tensor quantized: QuantAdd, QuantMul, QuantMatMul, QuantCat."""
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bitwright.nn.descriptors import pop_quant_desc_in_kwargs
+from bitwright.nn.mixins import QuantInputMixin, build_quantizer
+from bitwright.nn.registry import register_qmodule
+from bitwright.quantizer import QuantDescriptor, TensorQuantizer
+
+
+class _Single(QuantInputMixin, nn.Module):
+    gives_way = True
+
+    def __init__(self, **kwargs: Any) -> None:
+        nn.Module.__init__(self)
+        self.init_quantizer(pop_quant_desc_in_kwargs(type(self), input_only=True, **kwargs))
+
+
+class _Pair(_Single):
+    """An operator of two tensors, each with a quantizer; a plain number is left as it is."""
+
+    _other_quantizer: TensorQuantizer
+
+    @property
+    def other_quantizer(self) -> TensorQuantizer:
+        """The quantizer of the second tensor."""
+        return self._other_quantizer
+
+    def init_quantizer(self, quant_desc_input: QuantDescriptor) -> None:
+        """Make both quantizers by one descriptor."""
+        super().init_quantizer(quant_desc_input)
+        self._other_quantizer = build_quantizer(quant_desc_input, "quant_desc_input")
+
+    def pair(self, input: Any, other: Any) -> tuple[Any, Any]:  # noqa: ANN401
+        """Quantize those of the two that are tensors."""
+        first = self.input_quantizer(input) if isinstance(input, Tensor) else input
+        return first, self.other_quantizer(other) if isinstance(other, Tensor) else other
+
+
+@register_qmodule(sources=[operator.add, torch.add, "add"])
+class QuantAdd(_Pair):
+    """``input + alpha * other``, both quantized."""
+
+    def forward(self, input: Tensor, other: Tensor | float, *, alpha: float = 1) -> Tensor:
+        """Add."""
+        return torch.add(*self.pair(input, other), alpha=alpha)
+
+
+@register_qmodule(sources=[operator.mul, torch.mul, "mul"])
+class QuantMul(_Pair):
+    """``input * other``, both quantized."""
+
+    def forward(self, input: Tensor, other: Tensor | float) -> Tensor:
+        """Multiply."""
+        return torch.mul(*self.pair(input, other))
+
+
+@register_qmodule(sources=[operator.matmul, torch.matmul, torch.bmm, torch.mm, "matmul"])
+class QuantMatMul(_Pair):
+    """``input @ other``, both quantized."""
+
+    def forward(self, input: Tensor, other: Tensor) -> Tensor:
+        """Multiply matrices."""
+        return torch.matmul(*self.pair(input, other))
+
+
+@register_qmodule(sources=[torch.cat])
+class QuantCat(_Single):
+    """``torch.cat``: one quantizer for all tensors, so that the result has one scale."""
+
+    def forward(self, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
+        """Concatenate."""
+        return torch.cat([self.input_quantizer(t) for t in tensors], dim)

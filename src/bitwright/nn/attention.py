@@ -1,0 +1,128 @@
+"""QuantMultiheadAttention: nn.MultiheadAttention with quantized inputs and projections."""
+
+from typing import Any, Self
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bitwright.nn.descriptors import split_descriptors
+from bitwright.nn.mixins import QuantMixin, adopt_checked, build_quantizer
+from bitwright.nn.recurrent import active
+from bitwright.nn.registry import register_qmodule
+from bitwright.quantizer import QuantDescriptor, TensorQuantizer
+
+_WEIGHTS = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")
+
+
+@register_qmodule(sources=[nn.MultiheadAttention])
+class QuantMultiheadAttention(QuantMixin, nn.MultiheadAttention):
+    """nn.MultiheadAttention whose query, key and value and whose projection weights are quantized.
+
+    ``input_quantizer`` serves query, key and value; there is one weight quantizer for the input projection
+    (``weight_quantizer``; with kdim or vdim, for each of its three parts) and one for the output projection
+    (``out_weight_quantizer``). The attention itself and what goes into the output projection stay float. With all
+    quantizers off the original runs, fused as it is.
+    """
+
+    by_default = True
+    _out_weight_quantizer: TensorQuantizer
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        descriptors, rest = split_descriptors(type(self), kwargs)
+        super().__init__(*args, **rest)
+        self.init_quantizer(*descriptors)
+
+    @classmethod
+    def from_float(
+        cls,
+        module: nn.Module,
+        *,
+        quant_desc_input: QuantDescriptor | None = None,
+        quant_desc_weight: QuantDescriptor | None = None,
+    ) -> Self:
+        """Make a QuantMultiheadAttention of an nn.MultiheadAttention."""
+        made = adopt_checked(cls, module)
+        made.init_quantizer(
+            quant_desc_input or cls.default_quant_desc_input, quant_desc_weight or cls.default_quant_desc_weight
+        )
+        return made
+
+    def init_quantizer(
+        self,
+        quant_desc_input: QuantDescriptor,
+        quant_desc_weight: QuantDescriptor | None = None,
+        num_layers: int | None = None,
+    ) -> None:
+        """Make the quantizers of the inputs and of every projection weight there is."""
+        descriptor = quant_desc_weight or type(self).default_quant_desc_weight
+        super().init_quantizer(quant_desc_input, descriptor)
+        for name in ("_k_weight_quantizer", "_v_weight_quantizer"):
+            setattr(self, name, None if self._qkv_same_embed_dim else build_quantizer(descriptor, "quant_desc_weight"))
+        self._out_weight_quantizer = build_quantizer(descriptor, "quant_desc_weight")
+
+    @property
+    def out_weight_quantizer(self) -> TensorQuantizer:
+        """The quantizer of the output projection's weight."""
+        return self._out_weight_quantizer
+
+    def _quantizers(self) -> list[Any]:
+        own: Any = self
+        parts = [own._weight_quantizer, own._weight_quantizer, own._k_weight_quantizer, own._v_weight_quantizer]
+        return parts
+
+    def _projections(self) -> dict[str, Tensor | None]:
+        weights = [getattr(self, name) for name in _WEIGHTS]
+        pairs = zip(_WEIGHTS, weights, self._quantizers(), strict=True)
+        return {name: None if weight is None else quantizer(weight) for name, weight, quantizer in pairs}
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attend, as the original does, with quantized inputs and projections."""
+        everything = [self._input_quantizer, self._out_weight_quantizer, *self._quantizers()]
+        if not any(q is not None and active(q) for q in everything):
+            options = (key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal)
+            return nn.MultiheadAttention.forward(self, query, key, value, *options)
+        query, key, value = self._quantized(query, key, value)
+        if self.batch_first and query.dim() == 3:
+            query, key, value = (t.transpose(0, 1) for t in (query, key, value))
+        weights = self._projections()
+        out, attention = F.multi_head_attention_forward(
+            query,
+            key,
+            value,
+            self.embed_dim,
+            self.num_heads,
+            weights.pop("in_proj_weight"),
+            self.in_proj_bias,
+            self.bias_k,
+            self.bias_v,
+            self.add_zero_attn,
+            self.dropout,
+            self._out_weight_quantizer(self.out_proj.weight),
+            self.out_proj.bias,
+            training=self.training,
+            key_padding_mask=key_padding_mask,
+            need_weights=need_weights,
+            attn_mask=attn_mask,
+            use_separate_proj_weight=not self._qkv_same_embed_dim,
+            average_attn_weights=average_attn_weights,
+            is_causal=is_causal,
+            **weights,
+        )
+        return out.transpose(0, 1) if self.batch_first and out.dim() == 3 else out, attention
+
+    def _quantized(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        first = self.input_quantizer(query)
+        second = first if key is query else self.input_quantizer(key)
+        if value is key or value is query:
+            return first, second, second if value is key else first
+        return first, second, self.input_quantizer(value)

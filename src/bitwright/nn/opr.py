@@ -1,0 +1,75 @@
+"""QuantOpr: the base of an operator written by a user and registered for its sources."""
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from bitwright.errors import ConfigError
+from bitwright.nn.mixins import QuantInputMixin, build_quantizer
+from bitwright.quantizer import QuantDescriptor, TensorQuantizer
+
+
+class QuantOpr(QuantInputMixin, nn.Module):
+    """Takes the place of a module, a function or a tensor method, and quantizes what it computes on.
+
+    A subclass is built from what it replaces: the module, or the fx node of the call, whose arguments are in
+    ``org_module.args`` and ``org_module.kwargs``. It calls ``super().__init__()`` without arguments. Once it is built
+    it is given its ``input_quantizer``, and a ``weight_quantizer`` if it has a ``weight``, as the recipe and the
+    backend say::
+
+        @register_qmodule(sources=[nn.AdaptiveAvgPool2d, F.adaptive_avg_pool2d], override=True)
+        class QAdaptiveAvgPool2d(QuantOpr):
+            def __init__(self, org_module, config=None):
+                super().__init__()
+                self.output_size = org_module.output_size if isinstance(org_module, nn.Module) else org_module.args[1]
+
+            def forward(self, x_in, *args):
+                return F.adaptive_avg_pool2d(self.input_quantizer(x_in), self.output_size)
+
+    In a graph every float tensor that goes in is quantized where it comes into being, and ``input_quantizer`` only
+    refers to that place, so an operator with several inputs calls it on each of them.
+
+    Attributes:
+        integer: whether the result must be quantized too, as a backend demands of its own integer operators.
+        channel_axis: the axis of the weight that has the output channels.
+    """
+
+    integer = False
+    channel_axis = 0
+    _repr_info = ""
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    @property
+    def input_quantizer(self) -> Any:  # noqa: ANN401
+        """The quantizer of the input."""
+        if "_input_quantizer" not in self._modules and "_input_quantizer" not in self.__dict__:
+            raise ConfigError(
+                f"{type(self).__name__} has no quantizers yet: prepare or swap_modules gives it them, once it is built"
+            )
+        return self._input_quantizer
+
+    @property
+    def weight_quantizer(self) -> TensorQuantizer | None:
+        """The quantizer of the weight, or None if there is no weight."""
+        return self._modules.get("_weight_quantizer")  # pyrefly: ignore
+
+    def has_weight(self) -> bool:
+        """Whether there is a weight to quantize."""
+        return isinstance(getattr(self, "weight", None), Tensor)
+
+    def init_quantizers(
+        self,
+        quant_desc_input: QuantDescriptor | None = None,
+        quant_desc_weight: QuantDescriptor | None = None,
+    ) -> None:
+        """Make the quantizers by descriptors, where there is no recipe."""
+        self.init_quantizer(quant_desc_input or self.default_quant_desc_input)
+        if self.has_weight():
+            default = QuantDescriptor(axis=self.channel_axis)
+            self._weight_quantizer = build_quantizer(quant_desc_weight or default, "quant_desc_weight")
+
+    def extra_repr(self) -> str:
+        """Show what the subclass has put into ``_repr_info``."""
+        return self._repr_info

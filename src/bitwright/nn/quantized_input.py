@@ -1,0 +1,28 @@
+"""QuantizedInput: any module of torch, with its first input quantized."""
+
+from typing import Any
+
+from bitwright.nn.descriptors import split_descriptors
+from bitwright.nn.mixins import QuantInputMixin
+
+
+class QuantizedInput(QuantInputMixin):
+    """Mixed before a module of torch, takes its constructor's arguments and ``quant_desc_input``.
+
+    Attributes:
+        gives_way: whether a user's class may be registered for the same source without ``override``.
+        by_default: whether ``swap_modules`` without a backend, and ``quant_modules.initialize``, use the class unasked.
+    """
+
+    gives_way = True
+    by_default = False
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        descriptors, rest = split_descriptors(type(self), kwargs)
+        super().__init__(*args, **rest)
+        self.init_quantizer(*descriptors)
+
+    def forward(self, input: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        """Compute the original on the quantized input."""
+        original: Any = super()
+        return original.forward(self.input_quantizer(input), *args, **kwargs)

@@ -1,0 +1,74 @@
+"""Replace the layers of ``torch.nn`` by quantized ones before a model is built, and put them back."""
+
+from collections.abc import Iterable
+from types import ModuleType, TracebackType
+from typing import Any
+
+from torch import nn
+
+from bitwright.errors import ConfigError, UnknownNameError, suggest
+from bitwright.nn.registry import QMODULES, is_custom
+
+Replacement = tuple[ModuleType, str, type[nn.Module]]
+
+
+class Replaced:
+    """What ``initialize`` returns: leave it to deactivate (``with initialize(): …``)."""
+
+    def __enter__(self) -> "Replaced":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        deactivate()
+
+
+_originals: list[tuple[ModuleType, str, Any]] = []
+
+
+def initialize(
+    float_module_list: Iterable[str] | None = None, custom_quant_modules: Iterable[Replacement] | None = None
+) -> Replaced:
+    """Let ``torch.nn.Conv2d`` and its like be their quantized versions, so that a model built now is quantized.
+
+    ::
+
+        with quant_modules.initialize():
+            model = torchvision.models.resnet18()
+
+    Args:
+        float_module_list: names of layers that stay float, such as ``["Linear"]``.
+        custom_quant_modules: more replacements, as (module, name in it, class); they win over ``float_module_list``.
+    """
+    if _originals:
+        raise ConfigError("quant_modules is initialized already; deactivate() it first")
+    defaults = {
+        source.__name__: cls
+        for source, cls in QMODULES.items()
+        if isinstance(source, type) and getattr(nn, source.__name__, None) is source and _by_default(cls)
+    }
+    left = [float_module_list] if isinstance(float_module_list, str) else list(float_module_list or ())
+    for name in left:
+        if name not in defaults:
+            raise UnknownNameError(f"no layer called {name!r} would be replaced{suggest(name, defaults)}")
+    wanted: list[Replacement] = [(nn, name, cls) for name, cls in defaults.items() if name not in left]
+    for place, name, cls in custom_quant_modules or ():
+        if not hasattr(place, name):
+            raise UnknownNameError(f"{place.__name__} has no {name!r} to replace{suggest(name, vars(place))}")
+        wanted = [w for w in wanted if w[:2] != (place, name)] + [(place, name, cls)]
+    for place, name, cls in wanted:
+        _originals.append((place, name, getattr(place, name)))
+        setattr(place, name, cls)
+    return Replaced()
+
+
+def deactivate() -> None:
+    """Put the original classes back; does nothing if they are there."""
+    while _originals:
+        place, name, original = _originals.pop()
+        setattr(place, name, original)
+
+
+def _by_default(cls: type[nn.Module]) -> bool:
+    return not is_custom(cls) and getattr(cls, "by_default", True)
