@@ -8,7 +8,9 @@ from torch import nn
 
 from bitwright.errors import CalibrationError
 from bitwright.graph import Inputs
-from bitwright.nn.mixins import INT32_MAX, QuantMixin
+from bitwright.modes import eval_mode
+from bitwright.nn.bias import INT32_MAX
+from bitwright.nn.mixins import QuantMixin
 from bitwright.prepare import ledger_of
 from bitwright.progress import track
 from bitwright.quantizer import Phase, TensorQuantizer, quantizers
@@ -32,11 +34,9 @@ def calibrate(model: nn.Module, batches: Iterable[Any], *, progress: bool | None
         raise CalibrationError(
             "the model has no quantizer: nothing in it runs in integers; `bitwright inspect` says why"
         )
-    before = {name: (q.phase, q.scale, q.zero_point) for name, q in found.items()}
-    training = model.training
-    model.eval()
+    before = {name: {k: v.clone() for k, v in q.state_dict().items()} for name, q in found.items()}
     try:
-        with torch.no_grad():
+        with torch.no_grad(), eval_mode(model):
             _observe(model, batches, found, len(ledger.example.args), progress)
         for quantizer in found.values():
             quantizer.compute_qparams()
@@ -46,13 +46,12 @@ def calibrate(model: nn.Module, batches: Iterable[Any], *, progress: bool | None
             if isinstance(layer, QuantMixin) and hasattr(layer, "weight"):
                 _make_room_for_bias(layer)
     except BaseException:
-        for name, (phase, scale, zero_point) in before.items():
-            found[name].phase, found[name].scale, found[name].zero_point = phase, scale, zero_point
+        for name, state in before.items():
+            found[name].load_state_dict(state, strict=False)  # a method may have made Parameters meanwhile
         raise
     finally:
         for quantizer in found.values():
             quantizer.observer.reset()
-        model.train(training)
     return model
 
 
@@ -96,10 +95,10 @@ def _observe(
 
 def _check_finite(seeing: dict[str, TensorQuantizer], batch: int) -> None:
     watched = [q for q in seeing.values() if q.observer.batches]
-    ends = [end.reshape(-1) for q in watched for end in q.observer.range()]
+    ends = [end.reshape(-1) for q in watched for end in q.observer.seen()]
     if not ends or bool(torch.isfinite(torch.cat(ends)).all()):
         return
-    first = next(q for q in watched if not all(bool(torch.isfinite(end).all()) for end in q.observer.range()))
+    first = next(q for q in watched if not all(bool(torch.isfinite(end).all()) for end in q.observer.seen()))
     raise CalibrationError(
         f"calibration batch {batch} makes NaN or infinity in the {first.label or 'tensor'}; "
         "check the data and the model's weights"
@@ -109,7 +108,7 @@ def _check_finite(seeing: dict[str, TensorQuantizer], batch: int) -> None:
 def _make_room_for_bias(layer: QuantMixin) -> None:
     """Raise weight scales so small that the int32 bias would overflow (channels of zeros with a bias)."""
     bias, scale = layer.folded_weight()[1], layer.bias_scale()
-    if bias is None or scale is None or layer.input_quantizer.phase is not Phase.QUANTIZE:
+    if bias is None or scale is None or Phase.QUANTIZE not in layer.input_quantizer.phase:
         return
     quantizer = layer.weight_quantizer
     factor = (bias.detach().abs().double() / scale.double() / (INT32_MAX // 2)).clamp(min=1.0)

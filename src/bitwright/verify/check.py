@@ -18,6 +18,7 @@ from bitwright.calibrate import as_inputs
 from bitwright.errors import ConfigError, UnknownNameError, VerifyError, require, suggest
 from bitwright.graph import CapturedModel, Inputs
 from bitwright.graph.tracer import bind_inputs
+from bitwright.modes import eval_mode
 from bitwright.prepare import Ledger, ledger_of
 from bitwright.progress import track
 from bitwright.verify.compare import OutputTally, TensorTally, simulate
@@ -112,9 +113,7 @@ def verify(
         raise VerifyError("the data to verify with is empty: it gave no batch")
     twin = onnx_file.float_twin(loaded)
     proof = Proof(str(file), file.stat().st_size, twin.ByteSize())
-    training = model.training
-    model.eval()
-    try:
+    with eval_mode(model):
         for runtime in chosen:
             try:
                 found = _prove(model, loaded, runtime, data, ledger, progress)
@@ -127,8 +126,6 @@ def verify(
                 continue
             proof.runtimes[runtime.name] = found
             proof.missed += bounds.missed_by(found)
-    finally:
-        model.train(training)
     return proof
 
 

@@ -155,7 +155,9 @@ class Proof:
                     lines.append(f"  float: {operator.name} ({operator.kind}, runs as {operator.runs_as}){why}")
             if proof.tensors:
                 share = math.floor(proof.equal * 1e5) / 1e5  # never rounded up to 100 %
-                lines.append(f"  {share:.3%} of quantized values equal the simulation, largest gap {proof.largest} step(s)")
+                lines.append(
+                    f"  {share:.3%} of quantized values equal the simulation, largest gap {proof.largest} step(s)"
+                )
             if proof.first_deviation:
                 lines.append(f"  first tensor off by more than one step: {proof.first_deviation.name}")
             if proof.outputs:
