@@ -75,9 +75,7 @@ def _python(*arguments, **options):
 # ---------------------------------------------------------------------------------------------------- help
 
 
-@pytest.mark.parametrize(
-    "arguments", [["--help"], ["quantize", "--help"], ["inspect", "-h"], ["backends", "--help"]]
-)
+@pytest.mark.parametrize("arguments", [["--help"], ["quantize", "--help"], ["inspect", "-h"], ["backends", "--help"]])
 def test_help_is_quick_and_has_an_example(arguments):
     start = time.perf_counter()
     process = _python("-m", "bitwright", *arguments)
@@ -182,9 +180,7 @@ def test_inspect_says_how_to_give_example_inputs(refused, here):
     (here / "bare.py").write_text("from fixtures_nets import build\n")
     line = refused("inspect", "bare:build")
     assert "the model needs example inputs" in line
-    assert all(
-        way in line for way in ("--shape 1,3,224,224", "--example", "--data", "example_inputs in bare")
-    )
+    assert all(way in line for way in ("--shape 1,3,224,224", "--example", "--data", "example_inputs in bare"))
 
 
 @pytest.mark.parametrize(
@@ -394,9 +390,7 @@ def test_quantize_json_is_all_there_is_on_stdout(run, here):
         "--runtime",
         "onnxruntime",
     ]
-    code, out, err = run(
-        *QUANTIZE[:3], "fixtures_nets:generated", *QUANTIZE[4:], *arguments, "--no-latency", "--json"
-    )
+    code, out, err = run(*QUANTIZE[:3], "fixtures_nets:generated", *QUANTIZE[4:], *arguments, "--no-latency", "--json")
     data = json.loads(out)
     assert code == 0
     assert err == "evaluating\n" * 3

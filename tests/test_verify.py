@@ -255,7 +255,7 @@ def test_proof_in_words() -> None:
 
 
 def test_flat_softmax_is_right(tmp_path: Path) -> None:
-    """onnxruntime's integer softmax is not, so it must not be used."""
+    """Onnxruntime's integer softmax is not, so it must not be used."""
 
     class Flat(nn.Module):
         def __init__(self) -> None:

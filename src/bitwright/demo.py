@@ -68,9 +68,7 @@ class DigitNet(nn.Module):
 def load_digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """1797 handwritten digits: images and labels to train with, images and labels to test with."""
     digits = require("sklearn.datasets", "dev", "the demo").load_digits()
-    images = (
-        torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 8 - 1
-    )  # (1797, 1, 8, 8) in [-1, 1]
+    images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 8 - 1  # (1797, 1, 8, 8) in [-1, 1]
     images = F.interpolate(images, scale_factor=2, mode="bilinear")
     labels = torch.tensor(digits.target)
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
@@ -134,9 +132,7 @@ def main() -> None:
         print(f"  INT8 accuracy              {scores[runtime]:.1%}")
         integer = sum(o.integer for o in found.operators)
         print(f"  operators in integers      {integer} of {len(found.operators)} ({found.coverage:.0%})")
-        print(
-            f"  values as simulated        {percent(found.equal)}, largest gap {count(found.largest, 'step')}"
-        )
+        print(f"  values as simulated        {percent(found.equal)}, largest gap {count(found.largest, 'step')}")
         if found.latency is not None:
             print(f"  speed                      {found.latency.speedup:.1f} times FP32 in {runtime}")
     print(f"\nSize    {proof.size / 1e3:.0f} kB, {proof.float_size / proof.size:.1f} times smaller than FP32")

@@ -7,9 +7,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def track(
-    items: Iterable[T], description: str, total: int | None = None, show: bool | None = None
-) -> Iterator[T]:
+def track(items: Iterable[T], description: str, total: int | None = None, show: bool | None = None) -> Iterator[T]:
     """Yield ``items`` behind a progress bar; ``show=None`` shows it only on a terminal."""
     if show is None:
         show = sys.stderr.isatty()

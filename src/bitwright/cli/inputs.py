@@ -92,9 +92,7 @@ def example_of_shapes(shapes: Iterable[str]) -> tuple[Any, ...]:
     for text in shapes:
         parts = text.replace("x", ",").split(",")
         if not all(p.strip().isdecimal() and int(p) > 0 for p in parts):
-            raise ConfigError(
-                f"--shape {text!r} must be positive sizes with commas between, such as 1,3,224,224"
-            )
+            raise ConfigError(f"--shape {text!r} must be positive sizes with commas between, such as 1,3,224,224")
         sizes.append([int(p) for p in parts])
     generator = torch.Generator().manual_seed(0)
     return tuple(torch.randn(size, generator=generator) for size in sizes)

@@ -62,9 +62,7 @@ def _dry_run(
         return ledger_of(prepare(model, inputs, chosen, recipe=recipe))
 
 
-def _example(
-    target: str, model: "nn.Module", example: str | None, data: str | None, shapes: list[str]
-) -> Any:  # noqa: ANN401
+def _example(target: str, model: "nn.Module", example: str | None, data: str | None, shapes: list[str]) -> Any:  # noqa: ANN401
     from bitwright.cli.inputs import call_if_function, cut_to_model, example_of_shapes, read_batches
     from bitwright.cli.load import load, load_module
     from bitwright.errors import ConfigError
@@ -111,9 +109,7 @@ def _print(target: str, ledger: "Ledger") -> None:
         islands = [(name or "(the model)", reason) for name, reason in ledger.islands.items()]
         print_table(("runs as written", "because"), islands)
     for decision in ledger.decisions:
-        print_text(
-            f"Note: fixed by the example inputs: {decision.reader} of {decision.node} at {decision.where}"
-        )
+        print_text(f"Note: fixed by the example inputs: {decision.reader} of {decision.node} at {decision.where}")
     for note in ledger.notes:
         print_text(f"Note: {note}")
 

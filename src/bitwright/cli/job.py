@@ -105,9 +105,7 @@ class Job:
         with step("exporting"):
             export(qmodel, self.file)
             self.report.unlink(missing_ok=True)  # it spoke of the file that was replaced
-        proof = verify(
-            qmodel, self.file, batches, runtimes=self.runtimes, limits=self.limits, latency=self.latency
-        )
+        proof = verify(qmodel, self.file, batches, runtimes=self.runtimes, limits=self.limits, latency=self.latency)
         simulated = self._score(qmodel, "the simulation", before)
         deployed: dict[str, Scores] = {}
         if self.evaluate is not None:
@@ -161,8 +159,6 @@ def check_extras(backend: Backend, runtimes: Iterable[str] | None) -> None:
         for name in runtimes:
             RUNTIMES.get(name)()
     elif not backend.runtimes:
-        raise ConfigError(
-            f"no runtime on this machine executes files for {backend.name}; see bitwright backends"
-        )
+        raise ConfigError(f"no runtime on this machine executes files for {backend.name}; see bitwright backends")
     elif not any(RUNTIMES.get(name).available() for name in backend.runtimes):
         RUNTIMES.get(backend.runtimes[0])()

@@ -44,9 +44,7 @@ def load_module(name: str, option: str) -> ModuleType:
         cause = error.__cause__
         if isinstance(cause, ModuleNotFoundError) and cause.name and f"{name}.".startswith(f"{cause.name}."):
             hint = suggest(name, _siblings(name, here))
-            raise UnknownNameError(
-                f"{option}: there is no module {cause.name!r} here or installed{hint}"
-            ) from error
+            raise UnknownNameError(f"{option}: there is no module {cause.name!r} here or installed{hint}") from error
         raise
 
 

@@ -34,10 +34,6 @@ Skip = Annotated[
 ]
 Example = Annotated[
     str | None,
-    typer.Option(
-        "--example", metavar="MODULE:FUNCTION", help="Gives example inputs: a tensor, tuple or dict."
-    ),
+    typer.Option("--example", metavar="MODULE:FUNCTION", help="Gives example inputs: a tensor, tuple or dict."),
 ]
-Json = Annotated[
-    bool, typer.Option("--json", help="Print one JSON object to stdout, and nothing else there.")
-]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout, and nothing else there.")]

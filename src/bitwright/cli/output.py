@@ -72,9 +72,7 @@ def print_table(
     kept = [i for i in range(len(headers)) if not cells or any(row[i] for row in cells)]
     for i in kept:
         name = headers[i]
-        table.add_column(
-            name, justify="right" if name in right else "left", no_wrap=name in whole, overflow="fold"
-        )
+        table.add_column(name, justify="right" if name in right else "left", no_wrap=name in whole, overflow="fold")
     for row in cells:
         table.add_row(*(Text(row[i], style=_STYLES.get(row[i], "")) for i in kept))
     console().print(table)

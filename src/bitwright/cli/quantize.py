@@ -27,9 +27,7 @@ def quantize(
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FOLDER", help="Where the files go.")],
     evaluate: Annotated[
         str | None,
-        typer.Option(
-            "--eval", metavar="MODULE:FUNCTION", help="Takes a model, returns a score or a dict of scores."
-        ),
+        typer.Option("--eval", metavar="MODULE:FUNCTION", help="Takes a model, returns a score or a dict of scores."),
     ] = None,
     example: Example = None,
     backend: Backend = None,
@@ -41,9 +39,7 @@ def quantize(
     force: Annotated[bool, typer.Option("--force", help="Replace files that exist already.")] = False,
     runtime: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAME", help="Where to run the file (repeatable); by default all that are installed."
-        ),
+        typer.Option(metavar="NAME", help="Where to run the file (repeatable); by default all that are installed."),
     ] = None,
     no_latency: Annotated[bool, typer.Option("--no-latency", help="Do not measure the speed.")] = False,
     min_coverage: Annotated[
@@ -52,16 +48,12 @@ def quantize(
     ] = None,
     min_equal: Annotated[
         float | None,
-        typer.Option(
-            min=0, max=1, metavar="SHARE", help="Least share of values equal to the simulation, 0 to 1."
-        ),
+        typer.Option(min=0, max=1, metavar="SHARE", help="Least share of values equal to the simulation, 0 to 1."),
     ] = None,
     max_gap: Annotated[
         int | None, typer.Option(min=0, metavar="STEPS", help="Largest gap to the simulation, in steps.")
     ] = None,
-    min_speedup: Annotated[
-        float | None, typer.Option(min=0, metavar="TIMES", help="Least speed against FP32.")
-    ] = None,
+    min_speedup: Annotated[float | None, typer.Option(min=0, metavar="TIMES", help="Least speed against FP32.")] = None,
     max_accuracy_drop: Annotated[
         float | None,
         typer.Option(min=0, metavar="DROP", help="Most that the (first) score of --eval may drop."),

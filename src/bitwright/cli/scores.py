@@ -25,9 +25,7 @@ class DeployedModel(nn.Module):
         return self._run(*args, **kwargs)
 
 
-def score(
-    evaluate: Callable[[nn.Module], Any], model: nn.Module, name: str, like: Scores | None = None
-) -> Scores:
+def score(evaluate: Callable[[nn.Module], Any], model: nn.Module, name: str, like: Scores | None = None) -> Scores:
     """Call the user's function and read a number, or a dict of numbers, of the same names as ``like``."""
     training = model.training
     model.eval()
@@ -50,9 +48,7 @@ def _number(value: Any, name: str) -> float:  # noqa: ANN401
         with blame(name):
             value = value.item()
     if not isinstance(value, Real):
-        raise ConfigError(
-            f"{name} must return a number or a dict of numbers, but it returned {type(value).__name__}"
-        )
+        raise ConfigError(f"{name} must return a number or a dict of numbers, but it returned {type(value).__name__}")
     return float(value)
 
 
@@ -74,6 +70,4 @@ def first_scores(before: Scores, simulated: Scores, deployed: Mapping[str, Score
         return None
     key = next(iter(before))
     files = {f"file in {runtime}": scores for runtime, scores in deployed.items()}
-    return {
-        where: scores[key] for where, scores in {"FP32": before, "simulation": simulated, **files}.items()
-    }
+    return {where: scores[key] for where, scores in {"FP32": before, "simulation": simulated, **files}.items()}

@@ -60,9 +60,7 @@ def show(outcome: Outcome, json: bool) -> None:
     proof = outcome.proof
     runtimes = proof.runtimes
     headers = ["", "FP32", "simulation", *(f"{p.runtime} {p.version}" for p in runtimes.values())]
-    print_table(
-        headers, _rows(outcome), title=f"{outcome.model} for {outcome.ledger.backend.name}", right=headers[1:]
-    )
+    print_table(headers, _rows(outcome), title=f"{outcome.model} for {outcome.ledger.backend.name}", right=headers[1:])
     for name, runtime in runtimes.items():
         _print_float(name, runtime)
     for miss in proof.missed:
