@@ -409,7 +409,7 @@ def test_apot_normalises_weights():
     method = METHODS.get("apot")(spec, weight_norm=True)
     scale, zero = torch.tensor(0.1), torch.tensor(0, dtype=torch.int32)
     method.start(scale, zero)
-    assert float(method.alpha) == 3.0
+    assert method.alpha.item() == 3.0
     x = torch.randn(1000) * 0.01 + 5
     plain = METHODS.get("apot")(spec)
     plain.start(torch.tensor(3.0 / 7), zero)

@@ -64,7 +64,7 @@ def _backward(
     axis: int | None = None,
     group: int | None = None,
 ) -> list[Tensor]:
-    return [torch.ops.bitwright.quantize_dequantize_backward(grad, x, scale, zero_point, qmin, qmax, axis, group)]
+    return torch.ops.bitwright.quantize_dequantize_backward(grad, x, scale, zero_point, qmin, qmax, axis, group)
 
 
 stochastic_quantize = define_operator(

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from bitwright.numerics.views import Canonical, canonical, group_params
 
-_library = torch.library.Library("bitwright", "FRAGMENT")
+LIBRARY = torch.library.Library("bitwright", "FRAGMENT")
 WHERE = "int? axis=None, int? group=None"
 
 
@@ -27,10 +27,10 @@ def define_operator(
         backward: ``backward(grad, x, *params)``, the gradients of ``x`` and of the first ``learned`` params.
         learned: how many of the params, all tensors, get a gradient.
     """
-    _library.define(f"{name}(Tensor x, {params}) -> Tensor")
-    _library.define(f"{name}_backward(Tensor grad, Tensor x, {params}) -> Tensor[]")
-    _library.impl(name, forward, "CompositeExplicitAutograd")
-    _library.impl(f"{name}_backward", backward, "CompositeExplicitAutograd")
+    LIBRARY.define(f"{name}(Tensor x, {params}) -> Tensor")
+    LIBRARY.define(f"{name}_backward(Tensor grad, Tensor x, {params}) -> Tensor[]")
+    LIBRARY.impl(name, forward, "CompositeExplicitAutograd")
+    LIBRARY.impl(f"{name}_backward", backward, "CompositeExplicitAutograd")
     kept = [not part.strip().startswith("Tensor?") for part in params.split(",")]
     gradient = getattr(torch.ops.bitwright, f"{name}_backward")
 
@@ -53,9 +53,9 @@ def define_operator(
         args = [next(tensors) if tensor else a for a, tensor in zip(ctx.rest, ctx.tensors, strict=True)]
         return (*gradient(grad, x, *args), *(None,) * (len(args) - learned))
 
-    torch.library.register_fake(f"bitwright::{name}", fake, lib=_library)
-    torch.library.register_fake(f"bitwright::{name}_backward", fake_backward, lib=_library)
-    torch.library.register_autograd(f"bitwright::{name}", differentiate, setup_context=setup, lib=_library)
+    torch.library.register_fake(f"bitwright::{name}", fake, lib=LIBRARY)
+    torch.library.register_fake(f"bitwright::{name}_backward", fake_backward, lib=LIBRARY)
+    torch.library.register_autograd(f"bitwright::{name}", differentiate, setup_context=setup, lib=LIBRARY)
     return getattr(torch.ops.bitwright, name)
 
 

@@ -3,8 +3,9 @@
 import torch
 from torch import Tensor
 
-_library = torch.library.Library("bitwright", "FRAGMENT")
-_library.define("global_average_pool(Tensor x) -> Tensor")
+from bitwright.numerics.operator import LIBRARY
+
+LIBRARY.define("global_average_pool(Tensor x) -> Tensor")
 
 global_average_pool = torch.ops.bitwright.global_average_pool
 
@@ -13,9 +14,9 @@ def _global_average_pool(x: Tensor) -> Tensor:
     return x.mean(tuple(range(2, x.ndim)), keepdim=True)
 
 
-_library.impl("global_average_pool", _global_average_pool, "CompositeExplicitAutograd")
+LIBRARY.impl("global_average_pool", _global_average_pool, "CompositeExplicitAutograd")
 
 
-@torch.library.register_fake("bitwright::global_average_pool", lib=_library)
+@torch.library.register_fake("bitwright::global_average_pool", lib=LIBRARY)
 def _(x: Tensor) -> Tensor:
     return x.new_empty((*x.shape[:2], *(1 for _ in x.shape[2:])))

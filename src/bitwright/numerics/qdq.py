@@ -17,47 +17,29 @@ import torch
 from torch import Tensor
 
 from bitwright.numerics.fused import Fused
-from bitwright.numerics.views import broadcast, canonical, group_params
+from bitwright.numerics.operator import LIBRARY, WHERE, Arranged, define_operator, wide
+from bitwright.numerics.views import broadcast
 
-_library = torch.library.Library("bitwright", "DEF")
-_PARAMS = "Tensor scale, Tensor zero_point, int qmin, int qmax, int? axis=None, int? group=None"
-_library.define(f"quantize_dequantize(Tensor x, {_PARAMS}) -> Tensor")
-_library.define(f"quantize_dequantize_backward(Tensor grad, Tensor x, {_PARAMS}) -> Tensor")
-_library.define(f"quantize(Tensor x, {_PARAMS}, *, ScalarType dtype) -> Tensor")
-_library.define("dequantize(Tensor q, Tensor scale, Tensor zero_point, int? axis=None, int? group=None) -> Tensor")
-
-quantize_dequantize = torch.ops.bitwright.quantize_dequantize
-quantize = torch.ops.bitwright.quantize
-dequantize = torch.ops.bitwright.dequantize
-
-
-def _wide(x: Tensor) -> Tensor:
-    return x if x.dtype in (torch.float32, torch.float64) else x.float()
+_PARAMS = f"Tensor scale, Tensor zero_point, int qmin, int qmax, {WHERE}"
 
 
 @Fused
 def _forward_kernel(x: Tensor, scale: Tensor, zero_point: Tensor, qmin: int, qmax: int) -> Tensor:
-    wide = _wide(x)
-    s, z = scale.to(wide.dtype), zero_point.to(wide.dtype)
-    q = torch.div(wide, s).round_().add_(z).clamp_(qmin, qmax)  # in place: the eager path is bound by memory
+    values = wide(x)
+    s, z = scale.to(values.dtype), zero_point.to(values.dtype)
+    q = torch.div(values, s).round_().add_(z).clamp_(qmin, qmax)  # in place: the eager path is bound by memory
     return q.sub_(z).mul_(s).to(x.dtype)
 
 
 @Fused
 def _backward_kernel(x: Tensor, grad: Tensor, scale: Tensor, zero_point: Tensor, qmin: int, qmax: int) -> Tensor:
-    wide = _wide(x)
-    s, z = scale.to(wide.dtype), zero_point.to(wide.dtype)
-    q = torch.div(wide, s).round_().add_(z)
+    values = wide(x)
+    s, z = scale.to(values.dtype), zero_point.to(values.dtype)
+    q = torch.div(values, s).round_().add_(z)
     return grad * ((q >= qmin) & (q <= qmax))
 
 
-def _params(scale: Tensor, zero_point: Tensor, axis: int | None, group: int | None, ndim: int) -> tuple[Tensor, Tensor]:
-    if axis is None or group is None:
-        return scale, zero_point
-    return group_params(scale, axis, ndim), group_params(zero_point, axis, ndim)
-
-
-def _quantize_dequantize(
+def _forward(
     x: Tensor,
     scale: Tensor,
     zero_point: Tensor,
@@ -66,14 +48,14 @@ def _quantize_dequantize(
     axis: int | None = None,
     group: int | None = None,
 ) -> Tensor:
-    if x.numel() == 0:
+    if not x.numel():
         return x.clone()
-    view = canonical(x.detach(), axis, group)
-    s, z = _params(scale, zero_point, axis, group, x.ndim)
-    return view.restore(_forward_kernel(view.values, view.params(s.detach()), view.params(z), qmin, qmax))
+    at = Arranged.of(x.detach(), axis, group)
+    params = at.param(scale.detach()), at.param(zero_point)
+    return at.view.restore(_forward_kernel(at.view.values, *params, qmin, qmax))
 
 
-def _quantize_dequantize_backward(
+def _backward(
     grad: Tensor,
     x: Tensor,
     scale: Tensor,
@@ -82,15 +64,12 @@ def _quantize_dequantize_backward(
     qmax: int,
     axis: int | None = None,
     group: int | None = None,
-) -> Tensor:
-    if x.numel() == 0:
-        return grad.clone()
-    view = canonical(x, axis, group)
-    if grad.stride() != x.stride():
-        grad = torch.empty_like(x, dtype=grad.dtype).copy_(grad)
-    grad_view = canonical(grad, axis, group)
-    s, z = _params(scale, zero_point, axis, group, x.ndim)
-    return view.restore(_backward_kernel(view.values, grad_view.values, view.params(s), view.params(z), qmin, qmax))
+) -> list[Tensor]:
+    if not x.numel():
+        return [grad.clone()]
+    at = Arranged.of(x, axis, group)
+    params = at.param(scale), at.param(zero_point)
+    return [at.view.restore(_backward_kernel(at.view.values, at.like(grad, x), *params, qmin, qmax))]
 
 
 def _quantize(
@@ -104,9 +83,9 @@ def _quantize(
     *,
     dtype: torch.dtype,
 ) -> Tensor:
-    wide = _wide(x)
-    s, z = (broadcast(p, x, axis, group).to(wide.dtype) for p in (scale, zero_point))
-    return torch.clamp(torch.round(wide / s) + z, qmin, qmax).to(torch.int32).to(dtype)
+    values = wide(x)
+    s, z = (broadcast(p, x, axis, group).to(values.dtype) for p in (scale, zero_point))
+    return torch.clamp(torch.round(values / s) + z, qmin, qmax).to(torch.int32).to(dtype)
 
 
 def _dequantize(
@@ -117,45 +96,22 @@ def _dequantize(
     return (q.to(torch.int64) - z.to(torch.int64)).to(scale.dtype) * s
 
 
-for _name, _kernel in {
-    "quantize_dequantize": _quantize_dequantize,
-    "quantize_dequantize_backward": _quantize_dequantize_backward,
-    "quantize": _quantize,
-    "dequantize": _dequantize,
-}.items():
-    _library.impl(_name, _kernel, "CompositeExplicitAutograd")
+LIBRARY.define(f"quantize(Tensor x, {_PARAMS}, *, ScalarType dtype) -> Tensor")
+LIBRARY.define(f"dequantize(Tensor q, Tensor scale, Tensor zero_point, {WHERE}) -> Tensor")
+LIBRARY.impl("quantize", _quantize, "CompositeExplicitAutograd")
+LIBRARY.impl("dequantize", _dequantize, "CompositeExplicitAutograd")
 
 
-@torch.library.register_fake("bitwright::quantize_dequantize", lib=_library)
-def _(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    return torch.empty_like(x)
-
-
-@torch.library.register_fake("bitwright::quantize_dequantize_backward", lib=_library)
-def _(grad: Tensor, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    return torch.empty_like(x, dtype=grad.dtype)
-
-
-@torch.library.register_fake("bitwright::quantize", lib=_library)
+@torch.library.register_fake("bitwright::quantize", lib=LIBRARY)
 def _(x: Tensor, *args: Any, dtype: torch.dtype, **kwargs: Any) -> Tensor:
     return torch.empty_like(x, dtype=dtype)
 
 
-@torch.library.register_fake("bitwright::dequantize", lib=_library)
+@torch.library.register_fake("bitwright::dequantize", lib=LIBRARY)
 def _(q: Tensor, scale: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     return torch.empty_like(q, dtype=scale.dtype)
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ANN401
-    x, scale, zero_point, *rest = inputs
-    ctx.save_for_backward(x, scale, zero_point)
-    ctx.rest = rest
-
-
-def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # noqa: ANN401
-    x, scale, zero_point = ctx.saved_tensors
-    grad_x = torch.ops.bitwright.quantize_dequantize_backward(grad, x, scale, zero_point, *ctx.rest)
-    return (grad_x, *(None,) * (2 + len(ctx.rest)))
-
-
-torch.library.register_autograd("bitwright::quantize_dequantize", _backward, setup_context=_setup, lib=_library)
+quantize_dequantize = define_operator("quantize_dequantize", _PARAMS, _forward, _backward, learned=0)
+quantize = torch.ops.bitwright.quantize
+dequantize = torch.ops.bitwright.dequantize
