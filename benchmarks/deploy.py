@@ -6,6 +6,7 @@ CPU) timed in the same interleaved run. Random weights; one thread; best of seve
 """
 
 import argparse
+import logging
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -123,6 +124,7 @@ def add_row(table: Table, name: str, proof: RuntimeProof, times: dict[str, float
 def main() -> None:
     """Measure the networks named on the command line, or all."""
     parser = argparse.ArgumentParser(description=__doc__)
+    logging.getLogger().setLevel(logging.ERROR)  # the peer remarks on every BatchNorm
     parser.add_argument("nets", nargs="*", default=list(NETS), help=", ".join(NETS))
     console = Console(width=150)
     table = Table(title="Deployed, batch 1, one thread; speed against FP32 in the same runtime")
