@@ -40,6 +40,7 @@ def import_seconds(statement: str) -> float:
 
 def main() -> None:
     """Print the table."""
+    torch.set_num_threads(1)
     table = Table(title="Cost of Bitwright's stages, in units of the plain thing")
     for column in ("stage", "network", "plain", "Bitwright", "ratio", "goal"):
         table.add_column(column)
