@@ -26,14 +26,17 @@ def calibrate(model: nn.Module, batches: Iterable[Any], *, progress: bool | None
         progress: show a progress bar; by default only on a terminal.
 
     Returns:
-        The same model, now quantizing.
+        The same model, now quantizing; quantizers on which ``disable()`` was called stay as they are.
     """
     ledger = ledger_of(model)
-    found = quantizers(model)
-    if not found:
+    everything = quantizers(model)
+    if not everything:
         raise CalibrationError(
             "the model has no quantizer: nothing in it runs in integers; `bitwright inspect` says why"
         )
+    found = {name: q for name, q in everything.items() if not q.held}
+    if not found:
+        raise CalibrationError(f"all {len(everything)} quantizers of the model are disabled; enable() some of them")
     before = {name: {k: v.clone() for k, v in q.state_dict().items()} for name, q in found.items()}
     try:
         with torch.no_grad(), eval_mode(model):
@@ -70,7 +73,7 @@ def _observe(
 ) -> None:
     own = set()
     for layer in model.modules():
-        if isinstance(layer, QuantMixin) and hasattr(layer, "weight"):
+        if isinstance(layer, QuantMixin) and hasattr(layer, "weight") and not layer.weight_quantizer.held:
             layer.weight_quantizer.observer(layer.folded_weight()[0])
             layer.weight_quantizer.off()
             own.add(layer.weight_quantizer)

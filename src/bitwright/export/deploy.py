@@ -16,13 +16,16 @@ from bitwright.export.modules import (
     DeployedFunction,
     DeployedLayer,
     DeployedQuantizer,
+    FloatLayer,
     GlobalAveragePool,
     KeepFloat,
     as_integers,
 )
 from bitwright.graph import CapturedModel
+from bitwright.nn.attention import QuantMultiheadAttention
 from bitwright.nn.functional import QuantFunction
 from bitwright.nn.layer import QuantLayer
+from bitwright.nn.mixins import QuantMixin
 from bitwright.nn.operators import operator_of
 from bitwright.prepare.swap import put_submodule
 from bitwright.quantizer import Phase, TensorQuantizer, quantizers
@@ -32,7 +35,7 @@ SITES = "at"  # modules that stand for single nodes live under this name
 
 def deploy(model: nn.Module) -> nn.Module:
     """Return the deployed twin of a calibrated model; the model itself is left untouched."""
-    waiting = [q.label or name for name, q in quantizers(model).items() if Phase.QUANTIZE not in q.phase]
+    waiting = [q.label or name for name, q in quantizers(model).items() if Phase.QUANTIZE not in q.phase and not q.held]
     if waiting:
         more = f" and {len(waiting) - 3} more" if len(waiting) > 3 else ""
         raise ExportError(f"not quantizing yet: {', '.join(waiting[:3])}{more}; calibrate the model first")
@@ -45,8 +48,11 @@ def deploy(model: nn.Module) -> nn.Module:
         for name, module in list(twin.named_modules()):
             if isinstance(module, CapturedModel) and name:
                 _deploy_graph(module)
-            elif isinstance(module, QuantLayer) and not isinstance(module, QuantFunction):
-                put_submodule(twin, name, DeployedLayer(module))
+            elif isinstance(module, QuantFunction) or not isinstance(module, QuantLayer):
+                continue
+            else:
+                held = module.weight_quantizer.held
+                put_submodule(twin, name, FloatLayer(module) if held else DeployedLayer(module))
         _deploy_own_quantizers(twin)
     return twin
 
@@ -56,11 +62,31 @@ def _deploy_own_quantizers(twin: nn.Module) -> None:
     for module in list(twin.modules()):
         if isinstance(module, QuantFunction):
             continue
-        weight: Any = getattr(module, "weight", None)
+        for name, weight in _stored_weights(module).items():
+            quantizer = module.get_submodule(name)
+            if isinstance(quantizer, TensorQuantizer) and not quantizer.held:
+                put_submodule(module, name, _settled(module, as_integers(weight, quantizer)))
         for name, quantizer in list(module._modules.items()):
-            if isinstance(quantizer, TensorQuantizer):
-                stored = name == "_weight_quantizer" and isinstance(weight, torch.Tensor)
-                module._modules[name] = as_integers(weight, quantizer) if stored else DeployedQuantizer(quantizer)
+            if isinstance(quantizer, TensorQuantizer) and not quantizer.held:
+                module._modules[name] = _settled(module, DeployedQuantizer(quantizer))
+
+
+def _settled(module: nn.Module, deployed: nn.Module) -> nn.Module:
+    """Keep onnxruntime from rewriting attention, which it gets wrong; seen with 1.31.
+
+    It does not load a file in which a quantizer feeds a Transpose and something else, and rounds the inputs of a
+    projection whose weight alone is quantized (MatMulNBits).
+    """
+    return nn.Sequential(deployed, KeepFloat()) if isinstance(module, QuantMultiheadAttention) else deployed
+
+
+def _stored_weights(module: Any) -> dict[str, torch.Tensor]:  # noqa: ANN401
+    """The constants that a module quantizes, by the names of their quantizers."""
+    if isinstance(module, QuantMixin):
+        return module.stored_weights()
+    weight = getattr(module, "weight", None)
+    own = isinstance(weight, torch.Tensor) and isinstance(module._modules.get("_weight_quantizer"), TensorQuantizer)
+    return {"_weight_quantizer": weight} if own else {}
 
 
 def float_twin(model: nn.Module) -> nn.Module:
@@ -139,7 +165,7 @@ def _drop_redundant_activations(model: CapturedModel, modules: dict[str, nn.Modu
             continue
         after = next(iter(node.users))
         quantizer = modules.get(str(after.target)) if after.op == "call_module" else None
-        if not isinstance(quantizer, TensorQuantizer) or quantizer.scale.ndim:
+        if not isinstance(quantizer, TensorQuantizer) or quantizer.held or quantizer.scale.ndim:
             continue
         scale, zero_point = (p.item() for p in quantizer.qparams())
         lowest = round(limits[0] / scale) + zero_point if limits[0] is not None else quantizer.spec.qmin

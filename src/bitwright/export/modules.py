@@ -42,6 +42,8 @@ class DeployedQuantizer(nn.Module):
             )
         self.spec, self.axis, self.group = quantizer.spec, quantizer.method.axis, quantizer.method.group
         self.active = Phase.QUANTIZE in quantizer.phase
+        if not self.active and not quantizer.calibrated:
+            return
         scale, zero_point = quantizer.qparams()
         self.register_buffer("scale", scale.detach().clone())
         self.register_buffer("zero_point", zero_point.detach().clone())
@@ -76,6 +78,18 @@ class KeepFloat(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return ``x``."""
         return torch.maximum(x, self.lowest)
+
+
+class FloatLayer(nn.Module):
+    """A layer whose weight quantizer the user disabled: it stays float in the runtime too."""
+
+    def __init__(self, layer: Any) -> None:  # noqa: ANN401
+        super().__init__()
+        self.layer, self.guard = layer, KeepFloat()
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Compute with the float weight."""
+        return self.guard(self.layer(*args, **kwargs))
 
 
 class IntegerTensor(nn.Module):

@@ -3,6 +3,7 @@
 import ast
 import contextlib
 import io
+import itertools
 import logging
 import os
 import warnings
@@ -133,6 +134,7 @@ def _name_after_model(model: Any, name: str) -> None:  # noqa: ANN401
     model.producer_version = None
     taken: Counter[str] = Counter()
     keep = {id(v) for v in [*graph.inputs, *graph.outputs]}
+    used = {v.name for v in [*graph.inputs, *graph.outputs, *graph.initializers.values()]}
     for node in graph:
         scopes = ast.literal_eval(node.metadata_props.get("pkg.torch.onnx.name_scopes", "[]"))
         node.metadata_props.clear()
@@ -145,11 +147,18 @@ def _name_after_model(model: Any, name: str) -> None:  # noqa: ANN401
             value.metadata_props.clear()
             if id(value) not in keep:
                 name = node.name.replace("/quantize", "/integers").replace("/dequantize", "")
-                value.name = f"{name}.{i}" if i else name
+                value.name = _unused(f"{name}.{i}" if i else name, used)
     for value in [*graph.inputs, *graph.outputs, *graph.initializers.values()]:
         value.metadata_props.clear()
     model.metadata_props.clear()
     graph.metadata_props.clear()
+
+
+def _unused(name: str, used: set[str]) -> str:
+    """The name, or with a number where it is taken: a tensor and the module that quantizes it may share one."""
+    free = next(n for n in (name if i == 1 else f"{name}:{i}" for i in itertools.count(1)) if n not in used)
+    used.add(free)
+    return free
 
 
 def _place(scopes: list[str]) -> str:

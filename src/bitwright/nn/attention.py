@@ -75,6 +75,16 @@ class QuantMultiheadAttention(QuantMixin, nn.MultiheadAttention):
         pairs = zip(_WEIGHTS, weights, self._quantizers(), strict=True)
         return {name: None if weight is None else quantizer(weight) for name, weight, quantizer in pairs}
 
+    def stored_weights(self) -> dict[str, Tensor]:
+        """The projections' weights by the names of their quantizers."""
+        both = {
+            "_weight_quantizer": self.in_proj_weight if self._qkv_same_embed_dim else self.q_proj_weight,
+            "_k_weight_quantizer": self.k_proj_weight,
+            "_v_weight_quantizer": self.v_proj_weight,
+            "_out_weight_quantizer": self.out_proj.weight,
+        }
+        return {name: weight for name, weight in both.items() if weight is not None}
+
     def forward(
         self,
         query: Tensor,

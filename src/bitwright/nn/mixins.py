@@ -117,6 +117,11 @@ class QuantMixin(QuantInputMixin):
         """Weight and bias as they are quantized."""
         return self.weight, getattr(self, "bias", None)
 
+    def stored_weights(self) -> dict[str, Tensor]:
+        """What each weight quantizer quantizes, by the quantizer's name: a file has these as integers."""
+        weight = getattr(self, "weight", None)
+        return {"_weight_quantizer": weight} if isinstance(weight, Tensor) else {}
+
     def bias_scale(self) -> Tensor | None:
         """The scale of an int32 bias, or None where the bias stays float."""
         return None

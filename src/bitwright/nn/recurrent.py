@@ -59,13 +59,21 @@ class _Recurrent(QuantMixin):
         """Whether any quantizer of this module does anything."""
         return any(active(q) for q in (*self._input_quantizers, *self._weight_quantizers))
 
-    def weights_of(self, rnn: nn.RNNBase, place: int) -> list[Tensor | None]:
-        """Weights (quantized) and biases of one layer in one direction: w_ih, w_hh, b_ih, b_hh, w_hr."""
+    def floats_of(self, rnn: Any, place: int) -> list[Any]:  # noqa: ANN401
+        """Weights and biases of one layer in one direction: w_ih, w_hh, b_ih, b_hh, w_hr."""
         directions = 2 if rnn.bidirectional else 1
         suffix = f"l{place // directions}" + ("_reverse" if place % directions else "")
         names = ["weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr"]
-        found: list[Any] = [getattr(rnn, f"{n}_{suffix}", None) for n in names]
-        w_ih, w_hh, b_ih, b_hh, w_hr = found
+        return [getattr(rnn, f"{n}_{suffix}", None) for n in names]
+
+    def stored_weights(self) -> dict[str, Tensor]:
+        """The weights of each layer and direction by the names of their quantizers."""
+        pairs = [self.floats_of(self, place)[:2] for place in range(self._places())]
+        return {f"_weight_quantizers.{place}": torch.cat(pair, 1) for place, pair in enumerate(pairs)}
+
+    def weights_of(self, rnn: nn.RNNBase, place: int) -> list[Tensor | None]:
+        """The same as :meth:`floats_of` with the weights quantized."""
+        w_ih, w_hh, b_ih, b_hh, w_hr = self.floats_of(rnn, place)
         quantizer = self._weight_quantizers[place]
         # The rows of both weights are the same gates, so they have one scale per row.
         columns = [w_ih.shape[1], w_hh.shape[1]]
@@ -176,6 +184,10 @@ class QuantLSTMCell(QuantMixin, nn.LSTMCell):
         super().__init__(*args, **rest)
         self.init_quantizer(*descriptors)
 
+    def stored_weights(self) -> dict[str, Tensor]:
+        """Both weights side by side, as they are quantized."""
+        return {"_weight_quantizer": torch.cat([self.weight_ih, self.weight_hh], 1)}
+
     def forward(self, input: Tensor, hx: Any = None) -> tuple[Tensor, Tensor]:  # noqa: ANN401
         """Make one step."""
         if not (active(self.input_quantizer) or active(self.weight_quantizer)):
@@ -183,8 +195,8 @@ class QuantLSTMCell(QuantMixin, nn.LSTMCell):
         if hx is None:
             zeros = input.new_zeros(*input.shape[:-1], self.hidden_size)
             hx = (zeros, zeros)
-        both = torch.cat([self.weight_ih, self.weight_hh], 1)
-        w_ih, w_hh = torch.split(self.weight_quantizer(both), [self.input_size, self.hidden_size], 1)
+        both = self.weight_quantizer(torch.cat([self.weight_ih, self.weight_hh], 1))
+        w_ih, w_hh = torch.split(both, [self.input_size, self.hidden_size], 1)
         state = (self.input_quantizer(hx[0]), hx[1])
         h, c = cells.lstm(self.input_quantizer(input), state, w_ih, w_hh, self.bias_ih, self.bias_hh)
         return h, c

@@ -72,6 +72,11 @@ class TensorQuantizer(nn.Module, metaclass=_Kind):
         """Whether a scale is known."""
         return self.scale.numel() > 0
 
+    @property
+    def held(self) -> bool:
+        """Whether the user wants it to stay off when the model is calibrated."""
+        return False
+
     def forward(self, x: Tensor) -> Tensor:
         """Pass ``x`` on, having looked at it or quantized it as the phase says."""
         if Phase.OBSERVE in self.phase:

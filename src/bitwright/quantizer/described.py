@@ -68,8 +68,10 @@ class DescribedQuantizer(Described, TensorQuantizer):
         kind = HistogramCalibrator if desc.calib_method == "histogram" else MaxCalibrator
         self._calibrator = kind(num_bits=desc.num_bits, axis=desc.axis, unsigned=desc.unsigned)
         self.observer_name = kind.__name__
-        for part, on in ((Phase.QUANTIZE, if_quant), (Phase.OBSERVE, if_calib), (Phase.PAUSED, disabled)):
+        for part, on in ((Phase.QUANTIZE, if_quant), (Phase.OBSERVE, if_calib)):
             self._switch(part, on or part in self._state)
+        if disabled:
+            self.disable()
 
     def forward(self, inputs: Tensor) -> Tensor:  # pyrefly: ignore
         """Observe, clip and quantize, as the phase says."""

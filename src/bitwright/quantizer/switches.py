@@ -33,12 +33,12 @@ class Switches(nn.Module):
         self._state = self._state | part if on else self._state & ~part
 
     def disable(self) -> None:
-        """Let tensors pass untouched, and remember the switches."""
-        self._switch(Phase.PAUSED, True)
+        """Let tensors pass untouched, also once the model is calibrated, and remember the switches."""
+        self._switch(Phase.PAUSED | Phase.HELD, True)
 
     def enable(self) -> None:
         """Go on as before :meth:`disable`."""
-        self._switch(Phase.PAUSED, False)
+        self._switch(Phase.PAUSED | Phase.HELD, False)
 
     def enable_quant(self) -> None:
         """Quantize."""
@@ -51,6 +51,11 @@ class Switches(nn.Module):
     def disable_calib(self) -> None:
         """Do not collect tensors."""
         self._switch(Phase.OBSERVE, False)
+
+    @property
+    def held(self) -> bool:
+        """Whether it was disabled by hand."""
+        return Phase.HELD in self._state
 
     @property
     def _disabled(self) -> bool:
