@@ -10,6 +10,7 @@ import pytest
 import bitwright
 
 PUBLIC = [
+    "QuantDescriptor",
     "QuantSpec",
     "Recipe",
     "Rule",

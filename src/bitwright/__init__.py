@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from bitwright.calibrate import calibrate
     from bitwright.export import export
     from bitwright.prepare import ledger_of, prepare
-    from bitwright.quantizer import TensorQuantizer
+    from bitwright.quantizer import QuantDescriptor, TensorQuantizer
     from bitwright.recipe import Recipe, Rule
     from bitwright.report import report
     from bitwright.spec import QuantSpec
@@ -30,6 +30,7 @@ _HOMES = {
     "verify": "bitwright.verify",
     "swap_modules": "bitwright.swap_modules",
     "prepare": "bitwright.prepare",
+    "QuantDescriptor": "bitwright.quantizer",
     "TensorQuantizer": "bitwright.quantizer",
     "Recipe": "bitwright.recipe",
     "Rule": "bitwright.recipe",
@@ -37,6 +38,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "QuantDescriptor",
     "QuantSpec",
     "Recipe",
     "Rule",

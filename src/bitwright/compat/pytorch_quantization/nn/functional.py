@@ -1,0 +1,5 @@
+"""Functions that modules are made of."""
+
+from bitwright.numerics.amax import clip
+
+__all__ = ["clip"]

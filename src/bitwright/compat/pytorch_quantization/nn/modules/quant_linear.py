@@ -1,0 +1,12 @@
+"""The quantized linear layer, with and without "Quant" in its name."""
+
+from bitwright.nn import (
+    QuantLinear,
+)
+
+Linear = QuantLinear
+
+__all__ = [
+    "Linear",
+    "QuantLinear",
+]

@@ -1,0 +1,16 @@
+"""Quantized recurrent layers, with and without "Quant" in their names."""
+
+from bitwright.nn import (
+    QuantLSTM,
+    QuantLSTMCell,
+)
+
+LSTM = QuantLSTM
+LSTMCell = QuantLSTMCell
+
+__all__ = [
+    "LSTM",
+    "LSTMCell",
+    "QuantLSTM",
+    "QuantLSTMCell",
+]

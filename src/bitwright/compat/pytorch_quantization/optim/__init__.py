@@ -1,0 +1,5 @@
+"""Helpers for optimizers, under the old name of their module."""
+
+from bitwright.compat.pytorch_quantization.optim import helper
+
+__all__ = ["helper"]

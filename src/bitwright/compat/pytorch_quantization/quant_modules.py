@@ -1,0 +1,38 @@
+"""Replace the layers of ``torch.nn`` by quantized ones: those that the old toolkit replaces."""
+
+from collections.abc import Iterable
+
+from torch import nn
+
+from bitwright import quant_modules as _ours
+from bitwright.compat.pytorch_quantization.onnx_export import enable_onnx_export
+from bitwright.nn.registry import QMODULES, is_custom
+from bitwright.quant_modules import Replaced, Replacement, deactivate
+
+_WITH_SIZES = ("Conv", "ConvTranspose", "AvgPool", "AdaptiveAvgPool")
+REPLACED = (*(f"{name}{d}d" for name in _WITH_SIZES for d in (1, 2, 3)), "Linear", "LSTM", "LSTMCell")
+
+
+def initialize(
+    float_module_list: Iterable[str] | None = None, custom_quant_modules: Iterable[Replacement] | None = None
+) -> Replaced:
+    """Let ``torch.nn.Conv2d`` and its like be their quantized versions; a second call replaces the first.
+
+    Args:
+        float_module_list: names of layers that stay float.
+        custom_quant_modules: more replacements, as (module, name in it, class); they win over ``float_module_list``.
+    """
+    deactivate()
+    possible = [
+        source.__name__
+        for source, cls in QMODULES.items()
+        if isinstance(source, type) and getattr(nn, source.__name__, None) is source
+        if getattr(cls, "by_default", True) and not is_custom(cls)
+    ]
+    # A layer that is never replaced may be named: it stays float indeed. A name that torch does not know is refused.
+    asked = [name for name in float_module_list or () if name in possible or not hasattr(nn, name)]
+    left = [*(name for name in possible if name not in REPLACED), *asked]
+    return _ours.initialize(left, custom_quant_modules)
+
+
+__all__ = ["deactivate", "enable_onnx_export", "initialize"]

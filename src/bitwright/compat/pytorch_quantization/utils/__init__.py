@@ -1,0 +1,6 @@
+"""Helpers, under the old names of their modules."""
+
+from bitwright.compat.pytorch_quantization.utils import quant_logging
+from bitwright.compat.pytorch_quantization.utils.reduce_amax import reduce_amax
+
+__all__ = ["quant_logging", "reduce_amax"]
