@@ -1,0 +1,43 @@
+"""QuanTransformer's layers: ``QUANLAYERS``, ``build_quanlayer`` and the QAT layers by the names its users know."""
+
+from bitwright.compat.quantrans.quantops import (
+    QUANLAYERS,
+    ABQATConv2d,
+    APOTQuantConv2d,
+    APOTQuantLinear,
+    DRFConv,
+    DRFLinear,
+    DSQConv,
+    DSQConvV2,
+    DSQLinear,
+    EightBitQuantConv,
+    EightBitQuantLinear,
+    LSQConv2d,
+    LSQDPlusConv2d,
+    LSQLinear,
+    LSQPlusConv2d,
+    LSQPlusLinear,
+    Qmodes,
+    build_quanlayer,
+)
+
+__all__ = [
+    "QUANLAYERS",
+    "ABQATConv2d",
+    "APOTQuantConv2d",
+    "APOTQuantLinear",
+    "DRFConv",
+    "DRFLinear",
+    "DSQConv",
+    "DSQConvV2",
+    "DSQLinear",
+    "EightBitQuantConv",
+    "EightBitQuantLinear",
+    "LSQConv2d",
+    "LSQDPlusConv2d",
+    "LSQLinear",
+    "LSQPlusConv2d",
+    "LSQPlusLinear",
+    "Qmodes",
+    "build_quanlayer",
+]

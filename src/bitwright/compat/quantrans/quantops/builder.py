@@ -1,0 +1,77 @@
+"""QUANLAYERS: QAT layers by name, a registry in QuanTransformer's manner, and ``build_quanlayer``."""
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from torch import nn
+
+from bitwright.errors import ConfigError
+from bitwright.registry import Registry
+
+C = TypeVar("C", bound=type[nn.Module])
+_OWN = __name__.rpartition(".")[0]
+
+
+class LayerRegistry(Registry[type[nn.Module]]):
+    """Layers by name. A class of Bitwright gives way to a user's of the same name; two of users are an error."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(kind)
+        self._replaced: dict[str, type[nn.Module]] = {}
+
+    def register_module(self, name: str | None = None, force: bool = False, module: Any = None) -> Any:
+        """File a layer class under its own name, or under ``name``; with ``module``, at once.
+
+        ::
+
+            @QUANLAYERS.register_module()
+            class DSQConvV2(nn.Conv2d): ...
+
+        Args:
+            name: the name, if not the class's.
+            force: take the place of another user's class.
+            module: the class, where this is not used as a decorator.
+        """
+        if name is not None and not isinstance(name, str):
+            raise ConfigError(
+                f"the name of a layer is a str, not {name!r}: write @QUANLAYERS.register_module(), with brackets"
+            )
+
+        def decorate(cls: C) -> C:
+            if not isinstance(cls, type) or not issubclass(cls, nn.Module):
+                raise ConfigError(f"a {self.kind} is a class derived from nn.Module, not {cls!r}")
+            key = name or cls.__name__
+            present = self._items.get(key)
+            gives_way = present is not None and present.__module__.startswith(_OWN) and key not in self._replaced
+            self.register(key, override=force or gives_way)(cls)
+            if present is not None and gives_way:
+                self._replaced[key] = present
+            return cls
+
+        return decorate if module is None else decorate(module)
+
+    def unregister(self, name: str) -> None:
+        """Forget ``name``; a class of Bitwright that had given way is back."""
+        super().unregister(name)
+        if name in self._replaced:
+            self._items[name] = self._replaced.pop(name)
+
+    def build(self, cfg: Mapping[str, Any], default_args: Mapping[str, Any] | None = None) -> nn.Module:
+        """Make the layer ``cfg["type"]`` (a name, or a class) with the rest of ``cfg`` as its arguments."""
+        if not isinstance(cfg, Mapping) or "type" not in cfg:
+            raise ConfigError(f"a {self.kind} is built from a dict with the key 'type', not from {cfg!r}")
+        args = {**(default_args or {}), **cfg}
+        wish = args.pop("type")
+        cls = wish if isinstance(wish, type) else self.get(wish)
+        try:
+            return cls(**args)
+        except TypeError as error:
+            raise ConfigError(f"the {self.kind} {cls.__name__} cannot be built: {error}") from error
+
+
+QUANLAYERS = LayerRegistry("quantized layer")
+
+
+def build_quanlayer(cfg: Mapping[str, Any], default_args: Mapping[str, Any] | None = None) -> nn.Module:
+    """Make a layer of ``QUANLAYERS``: ``build_quanlayer(dict(type="LSQConv2d", in_channels=3, …, num_bit_w=4))``."""
+    return QUANLAYERS.build(cfg, default_args)

@@ -1,0 +1,112 @@
+"""QATLayer: mixed before a quantized operator, makes a layer of QuanTransformer's kind of it."""
+
+from dataclasses import replace
+from typing import Any, ClassVar, Self
+
+from torch import Tensor, nn
+
+from bitwright.compat.quantrans.quantops.builder import QUANLAYERS
+from bitwright.compat.quantrans.quantops.kinds import Kind, Plan
+from bitwright.compat.quantrans.quantops.options import FLOAT_BITS, Options, Qmodes, split_options
+from bitwright.compat.quantrans.quantops.quantizer import FirstBatchQuantizer
+from bitwright.errors import ConfigError
+from bitwright.nn.layer import QuantLayer
+from bitwright.nn.mixins import adopt_checked
+
+
+class QATLayer(QuantLayer):
+    """A layer that quantizes its weight and input by a :class:`Kind`, with ranges from the first batch.
+
+    It takes its operator's arguments and, by name, those of :class:`Options` that its kind has.
+    """
+
+    kind: ClassVar[Kind]
+    options: Options
+    Qweight: Tensor
+    Qactivation: Tensor
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        options, rest = self._split(kwargs)
+        super(QuantLayer, self).__init__(*args, **rest)
+        self._equip(options)
+
+    @classmethod
+    def _split(cls, given: dict[str, Any]) -> tuple[Options, dict[str, Any]]:
+        return split_options(cls, cls.kind.options, cls.kind.defaults, given)  # pyrefly: ignore
+
+    @classmethod
+    def from_float(cls, module: nn.Module, **options: Any) -> Self:  # pyrefly: ignore
+        """Make this layer of a float one: same parameters, buffers, hooks and settings, plus quantizers."""
+        own, rest = cls._split(options)
+        if rest:
+            raise ConfigError(f"{cls.__name__}.from_float takes {next(iter(rest))} from the float layer: leave it out")
+        made = adopt_checked(cls, module)
+        made._equip(own)
+        return made
+
+    def _equip(self, options: Options) -> None:
+        self.options = options
+        self.quantize_bias = False
+        # What stays float has a quantizer all the same, switched off; its bits do not matter.
+        bits = [8 if wanted == FLOAT_BITS else wanted for wanted in (options.num_bit_w, options.num_bit_a)]
+        made = replace(options, num_bit_w=bits[0], num_bit_a=bits[1])
+        self._weight_quantizer = _quantizer(self.kind.weight(made), options.q_mode, tuple(self.weight.shape))
+        self._input_quantizer = _quantizer(self.kind.activation(made), Qmodes.layer_wise)
+        self.bSetQ = options.bSetQ
+
+    @property
+    def bSetQ(self) -> bool:
+        """Whether the layer quantizes; if not, it is the float one."""
+        return self._set
+
+    @bSetQ.setter
+    def bSetQ(self, on: bool) -> None:
+        options = self.options
+        self._set = on
+        weight = on and options.num_bit_w != FLOAT_BITS
+        activation = on and options.quant_activation and options.num_bit_a != FLOAT_BITS
+        for quantizer, wanted in ((self._weight_quantizer, weight), (self._input_quantizer, activation)):
+            if isinstance(quantizer, FirstBatchQuantizer):
+                quantizer.switch(wanted)
+
+    @property
+    def num_bit_w(self) -> int:
+        """Bits of the weight."""
+        return self.options.num_bit_w
+
+    @property
+    def num_bit_a(self) -> int:
+        """Bits of the input."""
+        return self.options.num_bit_a
+
+    @property
+    def quant_activation(self) -> bool:
+        """Whether the input is quantized."""
+        return self.options.quant_activation
+
+    nbits_w, nbits_a = num_bit_w, num_bit_a
+
+    def compute(self, x: Tensor, weight: Tensor, bias: Tensor | None, *args: Any, **kwargs: Any) -> Tensor:
+        """Compute on what is quantized, and keep it if the layer is being debugged."""
+        if self.options.debug:
+            self.Qweight, self.Qactivation = weight.detach().clone(), x.detach().clone()
+        return super().compute(x, weight, bias, *args, **kwargs)
+
+
+def _quantizer(plan: Plan, q_mode: Qmodes, shape: tuple[int, ...] = ()) -> FirstBatchQuantizer:
+    spec = plan.parsed(q_mode)
+    return FirstBatchQuantizer(
+        spec,
+        plan.observer,
+        plan.method,
+        shape=spec.param_shape(shape),
+        follow=plan.follow,
+        method_options=plan.method_options,
+    )
+
+
+def qat_layer(name: str, kind: Kind, operator: type[QuantLayer], module: str) -> Any:
+    """Make and register the layer of a kind for an operator."""
+    doc = f"{operator.__name__.removeprefix('Quant')}: {kind.title}; arguments in :class:`Options`."
+    made = type(name, (QATLayer, operator), {"kind": kind, "__module__": module, "__doc__": doc})
+    return QUANLAYERS.register_module()(made)

@@ -1,0 +1,92 @@
+"""FirstBatchQuantizer: takes its range from the first tensor it sees, in training or in evaluation."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bitwright.quantizer import Phase, TensorQuantizer
+from bitwright.spec import QuantSpec
+
+
+class FirstBatchQuantizer(TensorQuantizer):
+    """A quantizer that needs no calibration, though it can have one.
+
+    What its method learns is there from the beginning, so that an optimizer made before the first batch has it; the
+    first batch sets its value.
+
+    Args:
+        spec: what the quantized tensor looks like.
+        observer: name of the observer that finds the range in the first tensor.
+        method: name of the method that rounds.
+        shape: of the scale.
+        follow: in training, take the range of each tensor anew: for weights where nothing is learned.
+        method_options: keyword arguments of the method.
+    """
+
+    def __init__(
+        self,
+        spec: QuantSpec,
+        observer: str,
+        method: str,
+        *,
+        shape: tuple[int, ...] = (),
+        follow: bool = False,
+        method_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(spec, observer, method, method_options=method_options)
+        self.shape, self.follow, self.enabled = shape, follow, False
+
+    @property
+    def held(self) -> bool:
+        """Whether it is switched off, and stays so when the model is calibrated."""
+        return not self.enabled
+
+    def switch(self, on: bool) -> None:
+        """Quantize from now on, or let tensors pass whatever else is said."""
+        self.enabled = on
+        if on and not self.calibrated:
+            one = torch.ones(self.shape, device=self.scale.device)
+            self.method.start(one, torch.zeros_like(one, dtype=torch.int32))
+        self.quantize()
+
+    def observe(self) -> None:
+        """Look at tensors and let them pass, unless switched off."""
+        self.phase = Phase.OBSERVE if self.enabled else Phase.OFF
+
+    def quantize(self) -> None:
+        """Quantize tensors, unless switched off; without a range, the next tensor gives it."""
+        self.phase = Phase.QUANTIZE if self.enabled else Phase.OFF
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Quantize ``x``, by its own range if it is the first."""
+        if self.phase is Phase.QUANTIZE and (not self.calibrated or (self.follow and self.training)):
+            if not x.numel():
+                return x
+            try:
+                self.observer(x)
+                self.compute_qparams()
+            finally:
+                self.observer.reset()
+        return super().forward(x)
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        if prefix + "scale" not in state_dict:  # of the float model: what is to be learned stays as it is
+            own = {f"{prefix}method.{name}": p.detach() for name, p in self.method.named_parameters()}
+            state_dict.update(own)
+        known = prefix + "phase" in state_dict
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
+        if known:
+            self.enabled = self.phase is not Phase.OFF
