@@ -273,3 +273,21 @@ def test_flat_softmax_is_right(tmp_path: Path) -> None:
     found = bw.verify(model, file, [x], runtimes=["onnxruntime"], latency=False).runtimes["onnxruntime"]
     assert "softmax" in [t.name for t in found.tensors]
     assert found.largest <= 1
+
+
+def test_signed_activations_are_written_unsigned(tmp_path: Path) -> None:
+    """The integer kernels of onnxruntime want u8: the integers are shifted, the values are the same."""
+    torch.manual_seed(0)
+    x = torch.randn(4, 3, 16, 16)
+    model = bw.calibrate(bw.prepare(Residual().eval(), x, activation="int8"), [x])
+    file = bw.export(model, tmp_path / "signed.onnx")
+    kinds = {
+        onnx.helper.tensor_dtype_to_np_dtype(i.data_type).name
+        for i in onnx.load(str(file)).graph.initializer
+        if i.name.endswith("/unsigned")
+    }
+    assert kinds == {"uint8"}
+    found = bw.verify(model, file, [x], runtimes=["onnxruntime"], latency=False).runtimes["onnxruntime"]
+    assert found.count("linear") == (1, 1)
+    assert found.equal > 0.999
+    assert found.largest <= 1

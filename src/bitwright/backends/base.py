@@ -30,6 +30,7 @@ class Backend:
         share_inputs: operators all of whose inputs, and whose output, must have one scale.
         weight_formats: number formats a weight can have.
         activation_formats: number formats an activation can have.
+        unsigned_activations: write int8 activations as uint8, shifted by 128: the same values in other integers.
         runtimes: programs on this machine that can execute the exported file.
         observer: default observer of activations.
         weight_observer: default observer of weights.
@@ -48,6 +49,7 @@ class Backend:
     share_inputs: frozenset[str] = frozenset()
     weight_formats: frozenset[str] = frozenset()
     activation_formats: frozenset[str] = frozenset()
+    unsigned_activations: bool = False
     runtimes: tuple[str, ...] = ()
     observer: str = "MinMaxObserver"
     weight_observer: str = "MinMaxObserver"

@@ -45,6 +45,7 @@ ONNXRUNTIME = register_backend()(
         },
         weight_formats=frozenset({"int2", "int3", "int4", "int5", "int6", "int7", "int8"}),
         activation_formats=frozenset({"uint8", "int8"}),
+        unsigned_activations=True,  # its integer kernels want u8, and its own conversion breaks some files
         runtimes=("onnxruntime", "openvino"),
         notes=(
             "Weights use 7 of their 8 bits: without VNNI instructions, x86 CPUs add pairs of u8×s8 products in 16 bits "

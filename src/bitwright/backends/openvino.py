@@ -49,6 +49,7 @@ OPENVINO = register_backend()(
         },
         conditions={"cat": _joins_other_than_channels, "add": _adds_a_constant},
         share_inputs=frozenset({"cat"}),
+        unsigned_activations=False,
         runtimes=("openvino", "onnxruntime"),
     )
 )

@@ -55,6 +55,8 @@ def export(
     twin = deploy(model) if quantized else float_twin(model)
     program = _export_program(twin, inputs, dynamic_batch)
     _name_after_model(program.model, type(model).__name__)
+    if ledger_of(model).backend.unsigned_activations:
+        _write_unsigned(program.model)
     _write(program.model, target)
     return target
 
@@ -167,6 +169,27 @@ def _place(scopes: list[str]) -> str:
     if sites:
         return ".".join(p for p in sites[-1].split(".") if p != SITES)
     return scopes[-2] if len(scopes) > 1 and scopes[-2] else (scopes[-1] if scopes else "")
+
+
+def _write_unsigned(model: Any) -> None:  # noqa: ANN401
+    """Write int8 activations as uint8: 128 more on every integer and zero point, so that the values are the same."""
+    import numpy as np
+    import onnx_ir as ir
+
+    graph = model.graph
+    for node in list(graph):
+        point = node.inputs[2] if node.op_type == "QuantizeLinear" and len(node.inputs) > 2 else None
+        if point is None or point.dtype != ir.DataType.INT8 or point.const_value is None or point.const_value.size != 1:
+            continue
+        name = f"{point.name}/unsigned"
+        if name not in graph.initializers:
+            shifted = ir.tensor((point.const_value.numpy().astype(np.int16) + 128).astype(np.uint8), name=name)
+            kind = ir.TensorType(shifted.dtype)
+            graph.register_initializer(ir.Value(name=name, const_value=shifted, shape=ir.Shape([]), type=kind))
+        integers = node.outputs[0]
+        integers.dtype = ir.DataType.UINT8
+        for user in [node, *integers.consumers()]:
+            user.replace_input_with(2, graph.initializers[name])
 
 
 def _write(model: Any, target: Path) -> None:  # noqa: ANN401

@@ -58,6 +58,8 @@ class _Follower(fx.Interpreter):
         args, _ = self.fetch_args_kwargs_from_env(n)
         ours = quantizer.integers(args[0])
         theirs = torch.from_numpy(found.copy()).to(ours.device)
+        if quantizer.spec.format.signed and not theirs.dtype.is_signed:  # written unsigned, shifted by half the range
+            theirs = theirs.to(torch.int32) - 128
         self.tally.add(n.name.removesuffix("_quantized"), ours, theirs)
         method = quantizer.method
         return dequantize(theirs, *quantizer.qparams(), method.axis, method.group).to(args[0].dtype)
