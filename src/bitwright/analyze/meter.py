@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from bitwright.analyze.stats import Histogram, TensorStats
+from bitwright.numerics.operator import wide
 from bitwright.numerics.views import broadcast
 from bitwright.quantizer import TensorQuantizer
 
@@ -49,7 +50,7 @@ class Meter:
 
     def compare(self, x: Tensor, y: Tensor) -> None:
         """See values ``x`` of the float model with ``y`` of the quantized one."""
-        x, y = _wide(x), _wide(y)
+        x, y = wide(x), wide(y)
         error = x - y
         powers = [_power(x), _power(error)]
         if not all(math.isfinite(p) for p in powers):
@@ -77,7 +78,7 @@ def sqnr(signal: float, noise: float) -> float:
 
 def count_clipped(x: Tensor, quantizer: TensorQuantizer) -> int:
     """How many values round to an integer that the spec does not have."""
-    method, spec, x = quantizer.method, quantizer.spec, _wide(x)
+    method, spec, x = quantizer.method, quantizer.spec, wide(x)
     scale, zero_point = (broadcast(p.detach(), x, method.axis, method.group) for p in quantizer.qparams())
     q = torch.round(x / scale) + zero_point
     return int(((q < spec.qmin) | (q > spec.qmax)).sum())
@@ -89,10 +90,6 @@ def range_of(quantizer: TensorQuantizer | None) -> tuple[float, float] | None:
         return None
     lo, hi = quantizer.range()
     return float(lo.min()), float(hi.max())
-
-
-def _wide(x: Tensor) -> Tensor:
-    return x if x.dtype == torch.float64 else x.float()
 
 
 def _power(x: Tensor) -> float:

@@ -11,6 +11,7 @@ from torch import Tensor, fx, nn
 from bitwright.analyze.meter import Meter
 from bitwright.analyze.rows import Row
 from bitwright.graph import CapturedModel
+from bitwright.modes import eval_mode
 from bitwright.prepare import Verdict
 from bitwright.quantizer import quantizers
 
@@ -84,15 +85,12 @@ def watched(model: nn.Module, rows: list[Row], record: Record) -> Generator[None
 def unchanged(model: nn.Module) -> Generator[None, None, None]:
     """Evaluate a model, then give every quantizer its phase and every module its mode back."""
     phases = {q: q.phase for q in quantizers(model).values()}
-    modes = {m: m.training for m in model.modules()}
-    try:
-        model.eval()
-        yield
-    finally:
-        for quantizer, phase in phases.items():
-            quantizer.phase = phase
-        for module, training in modes.items():
-            module.training = training
+    with eval_mode(model):
+        try:
+            yield
+        finally:
+            for quantizer, phase in phases.items():
+                quantizer.phase = phase
 
 
 def _hook(module: nn.Module, meter: Meter, record: Record) -> Callable[[], None]:

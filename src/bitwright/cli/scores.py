@@ -9,6 +9,7 @@ from torch import nn
 
 from bitwright.cli.boundary import blame
 from bitwright.errors import ConfigError
+from bitwright.modes import eval_mode
 
 Scores = dict[str, float]
 
@@ -27,13 +28,8 @@ class DeployedModel(nn.Module):
 
 def score(evaluate: Callable[[nn.Module], Any], model: nn.Module, name: str, like: Scores | None = None) -> Scores:
     """Call the user's function and read a number, or a dict of numbers, of the same names as ``like``."""
-    training = model.training
-    model.eval()
-    try:
-        with torch.no_grad(), blame(name):
-            found = evaluate(model)
-    finally:
-        model.train(training)
+    with eval_mode(model), torch.no_grad(), blame(name):
+        found = evaluate(model)
     scores = dict(found) if isinstance(found, Mapping) else {"score": found}
     if not scores:
         raise ConfigError(f"{name} must return a number or a dict of numbers, but it returned an empty dict")
