@@ -35,11 +35,7 @@ class DeployedQuantizer(nn.Module):
 
     def __init__(self, quantizer: TensorQuantizer) -> None:
         super().__init__()
-        if not quantizer.method.uniform:
-            raise ExportError(
-                f"the method {quantizer.method_name!r} of the {quantizer.label or 'tensor'} has no uniform grid, and "
-                "ONNX knows no other; train with it, then export with a uniform method"
-            )
+        _check_uniform(quantizer)
         self.spec, self.axis, self.group = quantizer.spec, quantizer.method.axis, quantizer.method.group
         self.active = Phase.QUANTIZE in quantizer.phase
         if not self.active and not quantizer.calibrated:
@@ -160,13 +156,17 @@ class DeployedFunction(nn.Module):
         return self.function(input, self.weight(), bias, *args, **kwargs)
 
 
-def as_integers(weight: Tensor, quantizer: TensorQuantizer) -> IntegerTensor:
-    """Store a constant in the integers its quantizer gives it."""
+def _check_uniform(quantizer: TensorQuantizer) -> None:
     if not quantizer.method.uniform:
         raise ExportError(
-            f"the method {quantizer.method_name!r} of {quantizer.label or 'a weight'} has no uniform grid, and ONNX "
-            "stores nothing else; train with it, then export with a uniform method"
+            f"the method {quantizer.method_name!r} of the {quantizer.label or 'tensor'} has no uniform grid, and "
+            "ONNX knows no other; train with it, then export with a uniform method"
         )
+
+
+def as_integers(weight: Tensor, quantizer: TensorQuantizer) -> IntegerTensor:
+    """Store a constant in the integers its quantizer gives it."""
+    _check_uniform(quantizer)
     method = quantizer.method
     scale, zero_point = (p.detach().clone() for p in quantizer.qparams())
     return IntegerTensor(quantizer.integers(weight.detach()), scale, zero_point, method.axis, method.group)
