@@ -305,7 +305,7 @@ def test_the_seeds_own_layer():
             QUANLAYERS.register_module(name="DSQConvV2")(Other)
         assert QUANLAYERS.register_module(name="DSQConvV2", force=True, module=Other) is Other
         assert QUANLAYERS.get("DSQConvV2") is Other
-        with pytest.raises(ConfigError, match=r"Other cannot be built: .*unexpected keyword argument 'num_bit_w'"):
+        with pytest.raises(ConfigError, match=r"Other has no argument 'num_bit_w'"):
             build_quanlayer({**cfg, "in_channels": 3, "out_channels": 4, "kernel_size": 3})
     finally:
         QUANLAYERS.unregister("DSQConvV2")
@@ -346,7 +346,7 @@ def test_names_and_data_that_cannot_be():
         build_quanlayer({"num_bit_w": 3})
     with pytest.raises(ConfigError, match=r"derived from nn.Module, not <function"):
         QUANLAYERS.register_module()(make)
-    with pytest.raises(ConfigError, match=r"write @QUANLAYERS.register_module\(\), with brackets"):
+    with pytest.raises(ConfigError, match=r"write register_module\(\), with brackets"):
         QUANLAYERS.register_module(nn.Linear)
     layer, x = make("LSQLinear"), inputs("LSQLinear")
     with pytest.raises(CalibrationError, match="NaN or infinity was seen"):

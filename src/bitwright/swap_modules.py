@@ -75,7 +75,7 @@ def swap_modules(
         made = _made(cls, module, name, target if backend is not None else None, descriptors)
         note_quantizers(entry, made)
         swapped[module] = made
-    whole = _replace(whole, swapped)
+    whole = replace_modules(whole, swapped)
     attach(whole, ledger)
     return whole
 
@@ -151,11 +151,14 @@ def _note(ledger: Ledger, name: str, module: nn.Module, reason: str) -> Entry:
     return entry
 
 
-def _replace(model: nn.Module, swapped: Mapping[nn.Module, nn.Module]) -> nn.Module:
+def replace_modules(model: nn.Module, swapped: Mapping[nn.Module, nn.Module]) -> nn.Module:
+    """Put modules in the place of others, under all their names; return the model, which may be one of them."""
     for parent in list(model.modules()):
         parent._modules.update({n: swapped[m] for n, m in parent._modules.items() if m in swapped})
+    made = set(swapped.values())
+    for parent in model.modules():
         if isinstance(parent, nn.TransformerEncoderLayer) and any(
-            isinstance(m, QuantInputMixin) for m in parent.modules()
+            m in made or isinstance(m, QuantInputMixin) for m in parent.modules()
         ):
             parent.activation_relu_or_gelu = 0  # torch's fused path would read the weights and call no module
     return swapped.get(model, model)

@@ -1,5 +1,7 @@
-"""QuanTransformer's layers: ``QUANLAYERS``, ``build_quanlayer`` and the QAT layers by the names its users know."""
+"""QuanTransformer: model transformers, the configs they read, and the QAT layers by the names its users know."""
 
+from bitwright.compat.quantrans.builder import QUANTRANSFORMERS, build_mtransformer
+from bitwright.compat.quantrans.config import Config, ConfigDict
 from bitwright.compat.quantrans.quantops import (
     QUANLAYERS,
     ABQATConv2d,
@@ -20,12 +22,17 @@ from bitwright.compat.quantrans.quantops import (
     Qmodes,
     build_quanlayer,
 )
+from bitwright.compat.quantrans.transformer import Basemtransformer, QuanTransformer, mTransformerV2
 
 __all__ = [
     "QUANLAYERS",
+    "QUANTRANSFORMERS",
     "ABQATConv2d",
     "APOTQuantConv2d",
     "APOTQuantLinear",
+    "Basemtransformer",
+    "Config",
+    "ConfigDict",
     "DRFConv",
     "DRFLinear",
     "DSQConv",
@@ -39,5 +46,8 @@ __all__ = [
     "LSQPlusConv2d",
     "LSQPlusLinear",
     "Qmodes",
+    "QuanTransformer",
+    "build_mtransformer",
     "build_quanlayer",
+    "mTransformerV2",
 ]

@@ -1,19 +1,20 @@
 """QUANLAYERS: QAT layers by name, a registry in QuanTransformer's manner, and ``build_quanlayer``."""
 
+import inspect
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from torch import nn
 
-from bitwright.errors import ConfigError
+from bitwright.errors import ConfigError, suggest
 from bitwright.registry import Registry
 
 C = TypeVar("C", bound=type[nn.Module])
-_OWN = __name__.rpartition(".")[0]
+_OWN = "bitwright.compat.quantrans."
 
 
 class LayerRegistry(Registry[type[nn.Module]]):
-    """Layers by name. A class of Bitwright gives way to a user's of the same name; two of users are an error."""
+    """Classes by name. One of Bitwright's gives way to a user's of the same name; two of users are an error."""
 
     def __init__(self, kind: str) -> None:
         super().__init__(kind)
@@ -34,7 +35,7 @@ class LayerRegistry(Registry[type[nn.Module]]):
         """
         if name is not None and not isinstance(name, str):
             raise ConfigError(
-                f"the name of a layer is a str, not {name!r}: write @QUANLAYERS.register_module(), with brackets"
+                f"the name of a {self.kind} is a str, not {name!r}: write register_module(), with brackets"
             )
 
         def decorate(cls: C) -> C:
@@ -57,12 +58,18 @@ class LayerRegistry(Registry[type[nn.Module]]):
             self._items[name] = self._replaced.pop(name)
 
     def build(self, cfg: Mapping[str, Any], default_args: Mapping[str, Any] | None = None) -> nn.Module:
-        """Make the layer ``cfg["type"]`` (a name, or a class) with the rest of ``cfg`` as its arguments."""
+        """Make what ``cfg["type"]`` names (or is, a class) with the rest of ``cfg`` as its arguments."""
         if not isinstance(cfg, Mapping) or "type" not in cfg:
             raise ConfigError(f"a {self.kind} is built from a dict with the key 'type', not from {cfg!r}")
         args = {**(default_args or {}), **cfg}
         wish = args.pop("type")
         cls = wish if isinstance(wish, type) else self.get(wish)
+        parameters = inspect.signature(cls).parameters
+        unknown = next((key for key in args if key not in parameters), None)
+        if unknown is not None and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+            raise ConfigError(
+                f"the {self.kind} {cls.__name__} has no argument {unknown!r}{suggest(unknown, parameters)}"
+            )
         try:
             return cls(**args)
         except TypeError as error:

@@ -1,0 +1,46 @@
+"""SpecialLayers: layers of a model by name, each with the dict that describes its quantized layer."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Self
+
+from bitwright.errors import ConfigError, UnknownNameError, suggest
+
+_KEYS = ("layers_name", "convert_type")
+
+
+class SpecialLayers(dict[str, Any]):
+    """By the name of a layer, what it becomes."""
+
+    @classmethod
+    def read(cls, given: Any) -> Self:
+        """Read ``dict(layers_name=[…], convert_type=[…])``, the same as attributes of an object, or None."""
+        if given is None or isinstance(given, cls):
+            return cls() if given is None else given
+        if isinstance(given, Mapping):
+            for key in given:
+                if key not in _KEYS:
+                    raise ConfigError(f"special_layers has no key {key!r}{suggest(str(key), _KEYS)}")
+            lists: list[Any] = [given.get(key, []) for key in _KEYS]
+        else:
+            lists = [getattr(given, key, None) for key in _KEYS]
+        for key, value in zip(_KEYS, lists, strict=True):
+            if not isinstance(value, list | tuple):
+                raise ConfigError(f"special_layers needs the list {key}, not {value!r}")
+        names, types = lists
+        if len(names) != len(types):
+            raise ConfigError(
+                f"special_layers has {len(names)} names in layers_name and {len(types)} dicts in convert_type: "
+                "give one dict for each name"
+            )
+        twice = next((name for name in names if list(names).count(name) > 1), None)
+        if twice is not None:
+            raise ConfigError(f"special_layers names {twice!r} twice")
+        return cls(zip(names, types, strict=True))
+
+
+def check_names(where: str, given: Iterable[str], known: Mapping[str, Any]) -> None:
+    """Refuse names that no module of the model has, all of them at once."""
+    lost = [name for name in given if name not in known]
+    if lost:
+        lines = (f"the model has no layer {name!r}{suggest(str(name), known)}" for name in lost)
+        raise UnknownNameError(f"{where}: " + "; ".join(lines))

@@ -1,0 +1,125 @@
+"""Model transformers: put quantized layers in the place of a model's layers, by class and by name."""
+
+import logging
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch import nn
+from torch.nn.utils.parametrize import type_before_parametrizations
+
+from bitwright.compat.quantrans.builder import QUANTRANSFORMERS
+from bitwright.compat.quantrans.quantops.builder import QUANLAYERS
+from bitwright.compat.quantrans.replace import quantized_twin
+from bitwright.compat.quantrans.special import SpecialLayers, check_names
+from bitwright.errors import ConfigError, UnknownNameError, suggest
+from bitwright.swap_modules import replace_modules
+
+_log = logging.getLogger(__name__)
+
+
+class Basemtransformer(nn.Module):
+    """A callable that quantizes the layers of a model, in the model itself.
+
+    A subclass fills, in its constructor:
+
+    Attributes:
+        register_dict: for a class of layer, the dict that describes its quantized layer.
+        special_layers: layers by name with dicts of their own, or None.
+    """
+
+    register_dict: Mapping[type[nn.Module], Mapping[str, Any]]
+    special_layers: Any
+
+    def forward(
+        self,
+        model: nn.Module,
+        exclude_layers: Iterable[str] = (),
+        logger: logging.Logger | None = None,
+    ) -> nn.Module:
+        """Quantize ``model`` and return it; if anything is refused, nothing in it has changed.
+
+        Args:
+            model: the float model; its layers are replaced in place, their Parameters stay the same objects.
+            exclude_layers: names of layers (or of modules, for all inside) to leave alone.
+            logger: told of every layer.
+        """
+        if not isinstance(model, nn.Module):
+            raise ConfigError(f"the model must be a torch.nn.Module, not {type(model).__name__}")
+        wishes = self.wishes(model, exclude_layers)
+        if not wishes:
+            raise ConfigError(self._nothing(model))
+        twins = {layer: quantized_twin(layer, args, name or "the model") for layer, (name, args) in wishes.items()}
+        for layer, (name, _) in wishes.items():
+            (logger or _log).info("%s: %s becomes %s", name, type(layer).__name__, type(twins[layer]).__name__)
+        return replace_modules(model, twins)
+
+    def wishes(
+        self, model: nn.Module, exclude_layers: Iterable[str] = ()
+    ) -> dict[nn.Module, tuple[str, Mapping[str, Any]]]:
+        """For every layer to be replaced, its name and the dict that describes the quantized layer."""
+        special = SpecialLayers.read(self.special_layers)
+        names = {name: module for name, module in model.named_modules(remove_duplicate=False) if name}
+        excluded = [exclude_layers] if isinstance(exclude_layers, str) else list(exclude_layers)
+        check_names("exclude_layers", excluded, names)
+        check_names("special_layers", special, names)
+        both = [name for name in special if _inside(name, excluded)]
+        if both:
+            raise ConfigError(f"{both[0]!r} is in special_layers and in exclude_layers: it cannot be both")
+        found: dict[nn.Module, tuple[str, Mapping[str, Any]]] = {}
+        for name, module in (names or {"": model}).items():
+            args = special.get(name) or self.register_dict.get(type_before_parametrizations(module))
+            if args is None or _inside(name, excluded):
+                continue
+            before = found.setdefault(module, (name, args))
+            if before[1] != args and (name in special) == (before[0] in special):
+                raise ConfigError(f"{before[0]!r} and {name!r} are one layer: it cannot become two kinds of layer")
+            if name in special:
+                found[module] = (name, args)
+        return found
+
+    def _nothing(self, model: nn.Module) -> str:
+        wanted = ", ".join(cls.__name__ for cls in self.register_dict) or "nothing"
+        present = Counter(type(m).__name__ for m in model.modules() if not any(m.children()))
+        has = ", ".join(f"{count} {name}" for name, count in present.most_common(8))
+        return f"no layer of the model is replaced: quan_policy speaks of {wanted}, the model has {has}"
+
+
+def _inside(name: str, modules: Iterable[str]) -> bool:
+    return any(name == module or name.startswith(f"{module}.") for module in modules)
+
+
+@QUANTRANSFORMERS.register_module()
+class mTransformerV2(Basemtransformer):
+    """Replaces layers by the name of their class, and single layers by their own name.
+
+    Args:
+        quan_policy: for the name of a class of ``torch.nn``, the dict that describes its quantized layer:
+            ``dict(Conv2d=dict(type="LSQConv2d", num_bit_w=4, num_bit_a=4))``.
+        special_layers: ``layers_name``, a list of names, and ``convert_type``, a list of as many such dicts.
+    """
+
+    def __init__(
+        self,
+        quan_policy: Mapping[str, Mapping[str, Any]] | None = None,
+        special_layers: Any = None,
+    ) -> None:
+        super().__init__()
+        self.special_layers = SpecialLayers.read(special_layers)
+        self.register_dict = OrderedDict()
+        for key, value in (quan_policy or {}).items():
+            cls = getattr(nn, key, None)
+            if not isinstance(cls, type) or not issubclass(cls, nn.Module):
+                known = [n for n, c in vars(nn).items() if isinstance(c, type) and issubclass(c, nn.Module)]
+                raise UnknownNameError(f"quan_policy: torch.nn has no layer {key!r}{suggest(key, known)}")
+            self.register_dict[cls] = value
+        for where, args in [*(quan_policy or {}).items(), *self.special_layers.items()]:
+            if not isinstance(args, Mapping) or "type" not in args:
+                raise ConfigError(f"{where!r}: a layer is described by a dict with the key 'type', not by {args!r}")
+            if not isinstance(args["type"], type):
+                QUANLAYERS.get(args["type"])
+
+
+@QUANTRANSFORMERS.register_module()
+class QuanTransformer(mTransformerV2):
+    """:class:`mTransformerV2` by the name it had in the code."""
