@@ -10,6 +10,7 @@ import pytest
 import bitwright
 
 PUBLIC = [
+    "BackendType",
     "QuantDescriptor",
     "QuantSpec",
     "Recipe",
@@ -17,10 +18,17 @@ PUBLIC = [
     "TensorQuantizer",
     "analyze",
     "calibrate",
+    "disable_all",
+    "enable_all",
+    "enable_calibration",
+    "enable_calibration_quantization",
+    "enable_calibration_woquantization",
+    "enable_quantization",
     "export",
     "ledger_of",
     "plan",
     "prepare",
+    "prepare_by_platform",
     "report",
     "run_file",
     "swap_modules",

@@ -8,6 +8,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from bitwright.analyze import analyze
     from bitwright.calibrate import calibrate
+    from bitwright.compat.mqbench import (
+        BackendType,
+        disable_all,
+        enable_all,
+        enable_calibration,
+        enable_calibration_quantization,
+        enable_calibration_woquantization,
+        enable_quantization,
+        prepare_by_platform,
+    )
     from bitwright.export import export
     from bitwright.prepare import ledger_of, plan, prepare
     from bitwright.quantizer import QuantDescriptor, TensorQuantizer
@@ -30,6 +40,14 @@ _HOMES = {
     "verify": "bitwright.verify",
     "swap_modules": "bitwright.swap_modules",
     "plan": "bitwright.prepare",
+    "prepare_by_platform": "bitwright.compat.mqbench",
+    "BackendType": "bitwright.compat.mqbench",
+    "enable_calibration": "bitwright.compat.mqbench",
+    "enable_calibration_woquantization": "bitwright.compat.mqbench",
+    "enable_calibration_quantization": "bitwright.compat.mqbench",
+    "enable_quantization": "bitwright.compat.mqbench",
+    "disable_all": "bitwright.compat.mqbench",
+    "enable_all": "bitwright.compat.mqbench",
     "prepare": "bitwright.prepare",
     "QuantDescriptor": "bitwright.quantizer",
     "TensorQuantizer": "bitwright.quantizer",
@@ -39,6 +57,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "BackendType",
     "QuantDescriptor",
     "QuantSpec",
     "Recipe",
@@ -46,10 +65,17 @@ __all__ = [
     "TensorQuantizer",
     "analyze",
     "calibrate",
+    "disable_all",
+    "enable_all",
+    "enable_calibration",
+    "enable_calibration_quantization",
+    "enable_calibration_woquantization",
+    "enable_quantization",
     "export",
     "ledger_of",
     "plan",
     "prepare",
+    "prepare_by_platform",
     "report",
     "run_file",
     "swap_modules",

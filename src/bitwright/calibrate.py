@@ -47,7 +47,7 @@ def calibrate(model: nn.Module, batches: Iterable[Any], *, progress: bool | None
             quantizer.quantize()
         for layer in model.modules():
             if isinstance(layer, QuantMixin) and hasattr(layer, "weight"):
-                _make_room_for_bias(layer)
+                make_room_for_bias(layer)
     except BaseException:
         for name, state in before.items():
             found[name].load_state_dict(state, strict=False)  # a method may have made Parameters meanwhile
@@ -108,7 +108,7 @@ def _check_finite(seeing: dict[str, TensorQuantizer], batch: int) -> None:
     )
 
 
-def _make_room_for_bias(layer: QuantMixin) -> None:
+def make_room_for_bias(layer: QuantMixin) -> None:
     """Raise weight scales so small that the int32 bias would overflow (channels of zeros with a bias)."""
     bias, scale = layer.folded_weight()[1], layer.bias_scale()
     if bias is None or scale is None or Phase.QUANTIZE not in layer.input_quantizer.phase:

@@ -62,6 +62,11 @@ def operator_names() -> list[str]:
     return sorted(_BY_NAME)
 
 
+def operator_of_source(source: Source) -> Operator | None:
+    """The operator that a module class, a function or a tensor method of that name computes."""
+    return _BY_SOURCE.get(source)
+
+
 def operator_of_module(module: nn.Module) -> Operator | None:
     """The operator a module computes, by its class or a parent class."""
     if "_input_quantizer" in module._modules:  # it quantizes its input itself: its values are not those that come in

@@ -1,6 +1,8 @@
 """Which QModule serves which source: ``register_qmodule`` and the look-ups behind it."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
 from torch import nn
@@ -10,6 +12,7 @@ from bitwright.registry import load_plugins
 
 QMODULES: dict[Any, type[nn.Module]] = {}
 _REPLACED: dict[Any, list[type[nn.Module]]] = {}
+_FOR_NOW: ContextVar[Mapping[Any, type[nn.Module]]] = ContextVar("qmodules_for_now", default={})  # noqa: B039
 C = TypeVar("C", bound=type)
 
 
@@ -69,7 +72,17 @@ def unregister_qmodule(cls: type[nn.Module]) -> None:
 def qmodule_for(source: Any) -> type[Any] | None:  # noqa: ANN401
     """The class that serves a module class, function or method name, if any."""
     load_plugins()
-    return QMODULES.get(source)
+    return _FOR_NOW.get().get(source) or QMODULES.get(source)
+
+
+@contextmanager
+def serving(classes: Mapping[Any, type[nn.Module]]) -> Iterator[None]:
+    """Let other classes serve some sources, here and for now: nothing is registered."""
+    token = _FOR_NOW.set({**_FOR_NOW.get(), **classes})
+    try:
+        yield
+    finally:
+        _FOR_NOW.reset(token)
 
 
 def is_custom(cls: type | None) -> bool:

@@ -3,23 +3,11 @@
 from pathlib import Path
 from typing import Any, Self
 
-import yaml
-
+from bitwright.compat.attributes import ConfigDict, wrap
 from bitwright.compat.literals import attribute, read_assignments
 from bitwright.compat.quantrans.quantops.options import Qmodes
-from bitwright.errors import ConfigError, suggest
-
-
-class ConfigDict(dict[str, Any]):
-    """A dict whose keys are attributes too: ``cfg.quant_transformer.quan_policy["Conv2d"]``."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name in self:
-            return self[name]
-        raise AttributeError(f"the config has no {name!r}{suggest(name, [k for k in self if isinstance(k, str)])}")
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        self[name] = value
+from bitwright.errors import ConfigError
+from bitwright.validation import read_data
 
 
 class Config(ConfigDict):
@@ -30,10 +18,7 @@ class Config(ConfigDict):
         """Read ``name = dict(…)`` lines of a Python file, or a YAML or JSON file; nothing is executed."""
         path = Path(filename)
         if path.suffix in (".yaml", ".yml", ".json"):
-            try:
-                found = yaml.safe_load(path.read_text())
-            except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-                raise ConfigError(f"the config {str(path)!r} cannot be read: {error}") from error
+            found = read_data(path, f"the config {str(path)!r}")
             if not isinstance(found, dict):
                 raise ConfigError(f"the config {str(path)!r} must be a mapping of settings, not {found!r}")
         else:
@@ -41,13 +26,6 @@ class Config(ConfigDict):
         if "_base_" in found:
             raise ConfigError(f"the config {str(path)!r} has '_base_', which is not read: put all settings in one file")
         return cls({name: wrap(value) for name, value in found.items()})
-
-
-def wrap(value: Any) -> Any:
-    """The same settings, every dict in them with attribute access."""
-    if isinstance(value, dict):
-        return ConfigDict({key: wrap(item) for key, item in value.items()})
-    return type(value)(map(wrap, value)) if isinstance(value, list | tuple) else value
 
 
 def _resolve(name: str) -> Any:

@@ -1,0 +1,24 @@
+"""ConfigDict: settings with access by attribute and by item."""
+
+from typing import Any
+
+from bitwright.errors import suggest
+
+
+class ConfigDict(dict[str, Any]):
+    """A dict whose keys are attributes too: ``cfg.quant_transformer.quan_policy["Conv2d"]``."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self:
+            return self[name]
+        raise AttributeError(f"the config has no {name!r}{suggest(name, [k for k in self if isinstance(k, str)])}")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self[name] = value
+
+
+def wrap(value: Any) -> Any:
+    """The same settings, every dict in them with attribute access."""
+    if isinstance(value, dict):
+        return ConfigDict({key: wrap(item) for key, item in value.items()})
+    return type(value)(map(wrap, value)) if isinstance(value, list | tuple) else value

@@ -1,0 +1,28 @@
+"""MQBench's names: ``prepare_by_platform``, ``BackendType`` and the switches, on Bitwright's core."""
+
+from bitwright.compat.mqbench.backend_type import BackendType
+from bitwright.compat.mqbench.fuser_method_mappings import ConvBNReLUFusion, fuse_linear_bn
+from bitwright.compat.mqbench.prepare_by_platform import prepare_by_platform
+from bitwright.compat.mqbench.translate import to_recipe
+from bitwright.compat.mqbench.utils.state import (
+    disable_all,
+    enable_all,
+    enable_calibration,
+    enable_calibration_quantization,
+    enable_calibration_woquantization,
+    enable_quantization,
+)
+
+__all__ = [
+    "BackendType",
+    "ConvBNReLUFusion",
+    "disable_all",
+    "enable_all",
+    "enable_calibration",
+    "enable_calibration_quantization",
+    "enable_calibration_woquantization",
+    "enable_quantization",
+    "fuse_linear_bn",
+    "prepare_by_platform",
+    "to_recipe",
+]

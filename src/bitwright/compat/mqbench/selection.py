@@ -1,0 +1,52 @@
+"""``extra_quantizer_dict``: what is quantized besides, and what is not, as rules."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from bitwright.compat.keys import flag, items, section
+from bitwright.compat.mqbench.backend_type import BackendType
+from bitwright.errors import ConfigError
+from bitwright.nn.operators import operator_of_source
+from bitwright.recipe import Rule
+
+_ADDED = ["additional_function_type", "additional_module_type", "additional_node_name"]
+_LEFT_OUT = ["exclude_module_name", "exclude_function_type", "exclude_node_name"]
+KEYS = [*_ADDED, *_LEFT_OUT, "academic_mode"]
+
+
+def read_selection(given: Any, backend: BackendType) -> list[Rule]:
+    """The rules, the strongest last: nodes added by name are quantized though they be excluded."""
+    config = section("extra_quantizer_dict", given, KEYS)
+    if flag("academic_mode", config.get("academic_mode", False)) and backend is not BackendType.OPENVINO:
+        raise ConfigError(f"academic_mode is for BackendType.OPENVINO, not for {backend}")
+    rules = [Rule(match=m, force=True, optional=True) for m in _matches(config, _ADDED[:2])]
+    rules += [Rule(match="op:cat", skip=True, optional=True)] * bool(config.get("academic_mode"))
+    rules += [Rule(match=m, skip=True, optional=m.startswith("op:")) for m in _matches(config, _LEFT_OUT)]
+    return rules + [Rule(match=m, force=True) for m in _matches(config, _ADDED[2:])]
+
+
+def added_type(cls: type[nn.Module]) -> Rule:
+    """The rule that all modules of a class are quantized."""
+    return Rule(match=f"type:{cls.__name__}", force=True, optional=True)
+
+
+def _matches(config: Mapping[str, Any], keys: list[str]) -> list[str]:
+    return [_match(key, item) for key in keys for item in items(key, config.get(key, []))]
+
+
+def _match(key: str, item: Any) -> str:
+    kind = key.split("_", 1)[1]
+    if kind in ("node_name", "module_name"):
+        if not isinstance(item, str) or not item:
+            raise ConfigError(f"{key} has names in quotes, not {item!r}")
+        return f"node:{item}" if kind == "node_name" else item
+    if kind == "module_type":
+        if not isinstance(item, type) or not issubclass(item, nn.Module):
+            raise ConfigError(f"{key} has module classes such as torch.nn.Upsample, not {item!r}")
+        return f"type:{item.__name__}"
+    if isinstance(item, type) or not (callable(item) or isinstance(item, str)):
+        raise ConfigError(f"{key} has functions such as operator.add, not {item!r}")
+    operator = operator_of_source(item)
+    return f"op:{operator.name if operator else getattr(item, '__name__', item)}"

@@ -1,0 +1,92 @@
+"""MQBench's ``extra_config`` as a recipe, and what of it is no part of a recipe."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from bitwright.backends import BACKENDS
+from bitwright.compat.keys import items, section
+from bitwright.compat.mqbench.backend_type import BackendType
+from bitwright.compat.mqbench.fuse import read_fusions
+from bitwright.compat.mqbench.fuser_method_mappings import Chain, Fuse
+from bitwright.compat.mqbench.qconfig import read_qconfig
+from bitwright.compat.mqbench.selection import added_type, read_selection
+from bitwright.errors import ConfigError
+from bitwright.recipe import Recipe
+
+KEYS = [
+    "extra_qconfig_dict",
+    "extra_quantizer_dict",
+    "preserve_attr",
+    "extra_fuse_dict",
+    "concrete_args",
+    "concrect_args",  # as MQBench's documentation has it
+    "leaf_module",
+]
+
+
+@dataclass
+class ExtraConfig:
+    """An ``extra_config``, read: the recipe, and what ``prepare`` is told besides."""
+
+    recipe: Recipe
+    fusions: dict[Chain, Fuse] = field(default_factory=dict)
+    modules: dict[type[nn.Module], type[nn.Module]] = field(default_factory=dict)
+    preserve_attr: dict[str, list[str]] = field(default_factory=dict)
+    concrete_args: dict[str, Any] = field(default_factory=dict)
+    leaves: list[type[nn.Module]] = field(default_factory=list)
+    folds_norms: bool = True
+
+
+def read_config(backend: BackendType | str, extra_config: Any) -> ExtraConfig:
+    """Read an ``extra_config`` for a backend; what cannot be is refused."""
+    target = BackendType.read(backend)
+    config = section("extra_config", extra_config, KEYS)
+    fusions, modules = read_fusions(config.get("extra_fuse_dict"))
+    rules = [added_type(cls) for cls in modules] + read_selection(config.get("extra_quantizer_dict"), target)
+    academic = bool((config.get("extra_quantizer_dict") or {}).get("academic_mode"))
+    recipe = Recipe(
+        backend=target.value,
+        rules=tuple(rules),
+        **read_qconfig(config.get("extra_qconfig_dict")),  # pyrefly: ignore
+        **({"schedules": {"fold_batchnorm": False}} if academic else {}),  # pyrefly: ignore
+    )
+    folds = BACKENDS.get(target.value).folds_norms and not academic
+    if config.get("concrete_args") and config.get("concrect_args"):
+        raise ConfigError("extra_config has both concrete_args and concrect_args: give one")
+    leaves = items("leaf_module", config.get("leaf_module", []))
+    for cls in leaves:
+        if not isinstance(cls, type) or not issubclass(cls, nn.Module):
+            raise ConfigError(f"leaf_module has module classes, not {cls!r}")
+    concrete = config.get("concrete_args") or config.get("concrect_args") or {}
+    if not isinstance(concrete, Mapping):
+        raise ConfigError(f"concrete_args must be a mapping of arguments of forward, not {concrete!r}")
+    return ExtraConfig(recipe, fusions, modules, _preserved(config.get("preserve_attr")), dict(concrete), leaves, folds)
+
+
+def to_recipe(extra_config: Any, backend: BackendType | str = BackendType.Academic) -> tuple[Recipe, list[str]]:
+    """The recipe of an ``extra_config``, and notes on what is said to ``bw.prepare`` in another way, or not at all."""
+    read = read_config(backend, extra_config)
+    chains = ", ".join("+".join(cls.__name__ for cls in chain) for chain in read.fusions)
+    found = {
+        f"extra_fuse_dict: the methods that fuse {chains} are code; prepare_by_platform runs them": read.fusions,
+        f"additional_qat_module_mapping: register_qmodule the classes for {_names(read.modules)}": read.modules,
+        f"preserve_attr: give bw.prepare preserve_attr={read.preserve_attr}": read.preserve_attr,
+        f"concrete_args: give bw.prepare concrete_args={read.concrete_args}": read.concrete_args,
+        f"leaf_module: give bw.prepare leaves, the names of all {_names(read.leaves)}": read.leaves,
+    }
+    return read.recipe, [note for note, given in found.items() if given]
+
+
+def _names(classes: Iterable[type[nn.Module]]) -> str:
+    return ", ".join(cls.__name__ for cls in classes)
+
+
+def _preserved(given: Any) -> dict[str, list[str]]:
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"preserve_attr maps names of modules to lists of attributes, not {given!r}")
+    return {path: items(f"preserve_attr[{path!r}]", names) for path, names in given.items()}

@@ -1,0 +1,1 @@
+"""MQBench's utilities: ``state`` switches quantizers."""

@@ -1,0 +1,90 @@
+"""Switch all quantizers of a prepared model: calibrate, quantize, or neither.
+
+A model that waits for its first call is switched once it is prepared.
+"""
+
+from torch import nn
+
+from bitwright.compat import stepwise
+from bitwright.compat.pending import when_prepared
+from bitwright.errors import UnknownNameError, suggest
+from bitwright.quantizer import TensorQuantizer
+
+_KINDS = ["fake_quant", "act_fake_quant", "weight_fake_quant"]
+
+
+def enable_calibration(model: nn.Module) -> None:
+    """Let all quantizers look at the data that is run through the model, and none quantize."""
+    enable_calibration_woquantization(model)
+
+
+def enable_calibration_woquantization(model: nn.Module, quantizer_type: str = "fake_quant") -> None:
+    """Let some quantizers look at data and not quantize; the others do nothing.
+
+    Args:
+        model: a prepared model.
+        quantizer_type: ``act_fake_quant``, ``weight_fake_quant``, ``fake_quant`` for both, or part of a name such as
+            ``layer1_0_conv1_post_act_fake_quantizer`` or ``layer1.0.conv1.weight_fake_quant``.
+    """
+
+    def switch(model: nn.Module) -> None:
+        weights, activations = _chosen(model, quantizer_type)
+        stepwise.stop(stepwise.all_quantizers(model))
+        stepwise.watch(model, [*weights, *activations])
+
+    when_prepared(model, switch)
+
+
+def enable_calibration_quantization(model: nn.Module, quantizer_type: str = "fake_quant") -> None:
+    """Let some quantizers quantize with ranges that follow the data; the others do nothing."""
+
+    def switch(model: nn.Module) -> None:
+        weights, activations = _chosen(model, quantizer_type)
+        stepwise.stop(stepwise.all_quantizers(model))
+        stepwise.follow([*weights, *activations])
+
+    when_prepared(model, switch)
+
+
+def enable_quantization(model: nn.Module, weight_cali_on: bool = False, act_cali_on: bool = False) -> None:
+    """Fix the ranges of what has been calibrated, and quantize everything.
+
+    Args:
+        model: a prepared and calibrated model.
+        weight_cali_on: let ranges of weights go on following the weights.
+        act_cali_on: let ranges of activations go on following the data.
+    """
+
+    def switch(model: nn.Module) -> None:
+        stepwise.fix_ranges(model)
+        parts = stepwise.split_quantizers(model)
+        for part, follows in zip(parts, (weight_cali_on, act_cali_on), strict=True):
+            if follows:
+                stepwise.follow(part.values())
+            else:
+                stepwise.quantize(model, part.values())
+
+    when_prepared(model, switch)
+
+
+def disable_all(model: nn.Module) -> None:
+    """Let all tensors pass: the float model."""
+    when_prepared(model, lambda m: stepwise.stop(stepwise.all_quantizers(m)))
+
+
+def enable_all(model: nn.Module) -> None:
+    """Quantize everything with ranges that follow the data."""
+    enable_calibration_quantization(model)
+
+
+def _chosen(model: nn.Module, kind: str) -> tuple[list[TensorQuantizer], list[TensorQuantizer]]:
+    weights, activations = stepwise.split_quantizers(model)
+    named = [
+        [(f"{n.rpartition('.')[0]}.weight_fake_quant", q) for n, q in weights.items()],
+        [(f"{n.rpartition('.')[2]}_post_act_fake_quantizer", q) for n, q in activations.items()],
+    ]
+    found = [[q for name, q in part if kind in name] for part in named]
+    if not any(found):
+        known = [*_KINDS, *(name for part in named for name, _ in part)]
+        raise UnknownNameError(f"no quantizer has {kind!r} in its name{suggest(kind, known)}")
+    return found[0], found[1]

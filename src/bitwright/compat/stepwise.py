@@ -1,0 +1,100 @@
+"""Calibration in steps, as the older toolkits have it: observe while the user runs batches, then fix the ranges."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from bitwright.calibrate import make_room_for_bias
+from bitwright.errors import ConfigError
+from bitwright.nn.mixins import QuantMixin
+from bitwright.quantizer import Phase, TensorQuantizer, quantizers
+
+_AWAITING = "bitwright_awaits_weight"
+
+
+def split_quantizers(model: nn.Module) -> tuple[dict[str, TensorQuantizer], dict[str, TensorQuantizer]]:
+    """The quantizers of weights and of activations, without those that the user has switched off by hand."""
+    found = {name: q for name, q in quantizers(model).items() if not q.held}
+    if not found:
+        raise ConfigError(f"this {type(model).__name__} has no quantizer: prepare it first")
+    of_weights = {n: q for n, q in found.items() if "._weight_quantizer" in f".{n}"}
+    return of_weights, {n: q for n, q in found.items() if n not in of_weights}
+
+
+def all_quantizers(model: nn.Module) -> list[TensorQuantizer]:
+    """The quantizers of weights and activations, without those that the user has switched off by hand."""
+    return [q for part in split_quantizers(model) for q in part.values()]
+
+
+def stop(chosen: Iterable[TensorQuantizer]) -> None:
+    """Let tensors pass; what observers have seen is kept."""
+    for quantizer in chosen:
+        _follow(quantizer, False)
+        quantizer.off()
+
+
+def watch(model: nn.Module, chosen: Iterable[TensorQuantizer]) -> None:
+    """Let activations be observed from now on, and weights when ranges are fixed."""
+    of_layers = {layer.weight_quantizer for layer in _layers(model)}
+    for quantizer in chosen:
+        stop([quantizer])
+        if quantizer in of_layers:
+            quantizer.__dict__[_AWAITING] = True
+        else:
+            quantizer.observe()
+
+
+def follow(chosen: Iterable[TensorQuantizer]) -> None:
+    """Let ranges be found anew from each tensor and all before it, and quantize with them."""
+    for quantizer in chosen:
+        _follow(quantizer, True)
+        quantizer.phase = Phase.QUANTIZE
+
+
+def fix_ranges(model: nn.Module) -> None:
+    """Turn what was observed into ranges."""
+    with torch.no_grad():
+        for layer in _layers(model):
+            if layer.weight_quantizer.__dict__.pop(_AWAITING, False):
+                layer.weight_quantizer.observer.reset()
+                layer.weight_quantizer.observer(layer.folded_weight()[0])
+        for quantizer in quantizers(model).values():
+            if quantizer.observer.batches:
+                quantizer.compute_qparams()
+                quantizer.observer.reset()
+
+
+def quantize(model: nn.Module, chosen: Iterable[TensorQuantizer]) -> None:
+    """Quantize with the ranges that are known; if one is not, nothing is switched."""
+    ready = list(chosen)
+    for quantizer in sorted(ready, key=lambda q: q.calibrated):  # one without a range comes first, and is refused
+        _follow(quantizer, False)
+        quantizer.quantize()
+    for layer in _layers(model):
+        if layer.weight_quantizer.calibrated:
+            make_room_for_bias(layer)
+
+
+def _layers(model: nn.Module) -> list[QuantMixin]:
+    """The layers with one weight and a quantizer of it; others, as an LSTM, show their weights when they run."""
+    found = [m for m in model.modules() if isinstance(m, QuantMixin) and hasattr(m, "weight")]
+    return [layer for layer in found if "_weight_quantizer" in layer._modules]  # pyrefly: ignore
+
+
+def _refresh(quantizer: Any, args: tuple[Any, ...]) -> None:
+    with torch.no_grad():
+        quantizer.observer(args[0].detach())
+        quantizer.compute_qparams()
+
+
+def _follow(quantizer: TensorQuantizer, on: bool) -> None:
+    hooks = quantizer._forward_pre_hooks
+    present = [key for key, hook in hooks.items() if hook is _refresh]
+    for key in present:
+        del hooks[key]
+    if on:
+        quantizer.register_forward_pre_hook(_refresh)
+    elif present:
+        quantizer.observer.reset()
