@@ -1,0 +1,142 @@
+"""Run a prepared graph node by node over several batches: calibration on quantized inputs, and errors of layers."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from bitwright.errors import ConfigError
+from bitwright.graph import CapturedModel, Inputs
+from bitwright.graph.tracer import bind_inputs
+from bitwright.modes import eval_mode
+from bitwright.nn.mixins import QuantMixin
+from bitwright.prepare import node_name
+from bitwright.quantizer import Phase, TensorQuantizer
+
+Checker = Callable[[Tensor, Tensor], Any]
+
+
+def calibrate_on_quantized(model: nn.Module, batches: list[Inputs], w_quant: bool, a_quant: bool) -> None:
+    """Find the range of every activation anew while what comes before it is quantized.
+
+    Args:
+        model: a prepared model with ranges; parts of it outside of its graph keep theirs.
+        batches: what the ranges are found with.
+        w_quant: quantize weights meanwhile.
+        a_quant: quantize activations meanwhile.
+    """
+    runs = _Runs(model, batches)
+    with torch.no_grad(), eval_mode(model):
+        for layer in _weighted(model):
+            layer.weight_quantizer.phase = Phase.QUANTIZE if w_quant else Phase.OFF
+        for node in runs.graph.graph.nodes:
+            quantizer = runs.quantizer(node)
+            if quantizer is None or quantizer.held:
+                runs.step(node)
+            else:
+                quantizer.observe()
+                runs.step(node)
+                quantizer.compute_qparams()
+                if a_quant:
+                    quantizer.quantize()
+                    runs.step(node)
+                quantizer.off()
+            runs.forget_inputs(node)
+    for node in runs.graph.graph.nodes:
+        if (quantizer := runs.quantizer(node)) is not None:
+            quantizer.observer.reset()
+
+
+def layer_errors(model: nn.Module, inputs: Inputs, checker: Checker, alone: bool) -> dict[str, Any]:
+    """For every operator with quantizers, how far its result is from the float one.
+
+    Args:
+        model: a prepared model with ranges.
+        inputs: what it is run on.
+        checker: says how far two tensors are apart.
+        alone: quantize each operator alone, with float inputs; else all before it, too.
+    """
+    floats, runs = _Runs(model, [inputs]), _Runs(model, [inputs])
+    before = [(q, q.phase) for q in model.modules() if isinstance(q, TensorQuantizer)]
+    errors: dict[str, Any] = {}
+    try:
+        with torch.no_grad(), eval_mode(model):
+            for node in floats.graph.graph.nodes:
+                _switch(before, False)
+                floats.step(node)
+                if alone and floats.quantizer(node) is None:
+                    runs.values[0] = floats.with_quantized_inputs(node)
+                _switch(before, True)
+                runs.step(node)
+                if floats.quantizes(node):
+                    errors[node_name(node)] = checker(runs.values[0][node], floats.values[0][node])
+    finally:
+        for quantizer, phase in before:
+            quantizer.phase = phase
+    return errors
+
+
+class _Runs:
+    """Values of a graph's nodes for several batches."""
+
+    def __init__(self, model: nn.Module, batches: Iterable[Inputs]) -> None:
+        if not isinstance(model, CapturedModel):
+            raise ConfigError(
+                f"{type(model).__name__} runs as it is written, not as one graph: it cannot be run node by node"
+            )
+        self.graph = model
+        self.values: list[dict[fx.Node, Any]] = []
+        self.left = {node: len(node.users) for node in model.graph.nodes}
+        heads = [node for node in model.graph.nodes if node.op == "placeholder"]
+        for inputs in batches:
+            given = bind_inputs(model, inputs.args, inputs.kwargs)
+            self.values.append({node: given[str(node.target)] for node in heads if str(node.target) in given})
+
+    def step(self, node: fx.Node) -> None:
+        """Compute a node for every batch."""
+        interpreter = fx.Interpreter(self.graph)
+        for values in self.values:
+            if node in values and node.op == "placeholder":
+                continue
+            interpreter.env = values
+            values[node] = interpreter.run_node(node)
+
+    def forget_inputs(self, node: fx.Node) -> None:
+        """Let go of what nothing after ``node`` reads."""
+        for source in node.all_input_nodes:
+            self.left[source] -= 1
+            for values in self.values if not self.left[source] else ():
+                values.pop(source, None)
+
+    def quantizer(self, node: fx.Node) -> TensorQuantizer | None:
+        """The quantizer that a node calls, if it does."""
+        module = self.graph.get_submodule(str(node.target)) if node.op == "call_module" else None
+        return module if isinstance(module, TensorQuantizer) else None
+
+    def quantizes(self, node: fx.Node) -> bool:
+        """Whether a node is an operator with a quantized input or weight."""
+        if node.op == "output" or self.quantizer(node) is not None:
+            return False
+        module = self.graph.get_submodule(str(node.target)) if node.op == "call_module" else None
+        return isinstance(module, QuantMixin) or any(self.quantizer(n) for n in node.all_input_nodes)
+
+    def with_quantized_inputs(self, node: fx.Node) -> dict[fx.Node, Any]:
+        """The float values, but what goes into ``node`` through quantizers is quantized."""
+        values = dict(self.values[0])
+        for source in node.all_input_nodes:
+            quantizer = self.quantizer(source)
+            if quantizer is not None and quantizer.calibrated:
+                quantizer.phase = Phase.QUANTIZE
+                values[source] = quantizer(values[source])
+        return values
+
+
+def _weighted(model: nn.Module) -> list[QuantMixin]:
+    found = [m for m in model.modules() if isinstance(m, QuantMixin) and hasattr(m, "weight")]
+    return [layer for layer in found if layer.weight_quantizer.calibrated and not layer.weight_quantizer.held]
+
+
+def _switch(quantizers: list[tuple[TensorQuantizer, Phase]], on: bool) -> None:
+    for quantizer, _ in quantizers:
+        quantizer.phase = Phase.QUANTIZE if on and quantizer.calibrated and not quantizer.held else Phase.OFF

@@ -1,0 +1,156 @@
+"""QuantModel: Sparsebit's wrapper around a model: calibrate in steps, quantize, train, export."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bitwright.compat import stepwise
+from bitwright.compat.pending import is_pending, postpone, when_prepared
+from bitwright.compat.sparsebit.node_by_node import calibrate_on_quantized, layer_errors
+from bitwright.compat.sparsebit.quant_config import parse_qconfig
+from bitwright.compat.sparsebit.rename import rename_ends
+from bitwright.compat.sparsebit.specific import check_patterns
+from bitwright.compat.sparsebit.translate import to_recipe
+from bitwright.errors import CalibrationError, ConfigError
+from bitwright.export import export
+from bitwright.graph import Inputs
+from bitwright.prepare import ledger_of, prepare
+
+
+class QuantModel(nn.Module):
+    """A model, quantized as a Sparsebit config says.
+
+    ::
+
+        qmodel = QuantModel(model, parse_qconfig("qconfig.yaml"))
+        qmodel.prepare_calibration()
+        for images, _ in loader:
+            qmodel(images)
+        qmodel.calc_qparams()
+        qmodel.set_quant(w_quant=True, a_quant=True)
+
+    Args:
+        model: the float model; it is left untouched.
+        config: what ``parse_qconfig`` returned, or what it reads.
+        example_inputs: a tensor, a tuple or a dict as for ``bw.prepare``. Without, the model is captured when it is
+            first called.
+
+    Attributes:
+        model: the prepared model, for everything else that Bitwright does with one.
+    """
+
+    def __init__(self, model: nn.Module, config: str | Path | Mapping[str, Any], example_inputs: Any = None) -> None:
+        super().__init__()
+        if not isinstance(model, nn.Module):
+            raise ConfigError(f"the model must be a torch.nn.Module, not {type(model).__name__}")
+        self.cfg = parse_qconfig(config)
+        self.recipe, self.notes = to_recipe(self.cfg)
+        self._batches: list[Inputs] | None = None
+        options: dict[str, Any] = {"leaves": list(self.cfg.SKIP_TRACE_MODULES)} if self.cfg.SKIP_TRACE_MODULES else {}
+
+        def finish(model: nn.Module, inputs: Inputs) -> nn.Module:
+            made = prepare(model, inputs, recipe=self.recipe, **options)
+            check_patterns(self.cfg, [entry.name for entry in ledger_of(made).entries])
+            return made
+
+        if example_inputs is None:
+            self.model = postpone(model, finish)
+        else:
+            self.model = finish(model, Inputs.of(example_inputs))
+        if self.cfg.DEVICE:
+            self.to(self.cfg.DEVICE)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the model; between ``prepare_calibration`` and ``calc_qparams`` the inputs are kept."""
+        if self._batches is not None:
+            self._batches.append(Inputs(args, kwargs))
+        return self.model(*args, **kwargs)
+
+    def prepare_calibration(self) -> None:
+        """Look, from now on, at the data that is run through the model; it computes in float."""
+        self.eval()
+        self._batches = []
+        when_prepared(self.model, lambda m: stepwise.watch(m, stepwise.all_quantizers(m)))
+
+    def calc_qparams(self, asym: bool = False, w_quant: bool | None = None, a_quant: bool | None = None) -> None:
+        """Turn what was seen into scales and zero points; nothing is quantized yet.
+
+        Args:
+            asym: find the range of each layer while the layers before it are quantized.
+            w_quant: quantize weights meanwhile; by default as ``asym`` says.
+            a_quant: quantize activations meanwhile; by default as ``asym`` says.
+        """
+        if not self._batches:
+            raise CalibrationError("there is no calibration data: call prepare_calibration() and run the model on some")
+        batches, self._batches = self._batches, None
+        stepwise.fix_ranges(self.model)
+        weights, activations = (asym if wish is None else wish for wish in (w_quant, a_quant))
+        if asym:
+            calibrate_on_quantized(self.model, batches, weights, activations)
+        self.set_quant(w_quant=False, a_quant=False)
+
+    def init_QAT(self) -> None:
+        """Finish the calibration and quantize everything: ready to train."""
+        self.calc_qparams()
+        self.set_quant(w_quant=True, a_quant=True)
+
+    def set_quant(self, w_quant: bool = False, a_quant: bool = False) -> None:
+        """Quantize weights, activations, both or neither."""
+        if is_pending(self.model):
+            raise CalibrationError("the model has not been run yet: call prepare_calibration() and run it on some data")
+        for part, on in zip(stepwise.split_quantizers(self.model), (w_quant, a_quant), strict=True):
+            if on:
+                stepwise.quantize(self.model, part.values())
+            else:
+                stepwise.stop(part.values())
+
+    def get_quantization_error(
+        self, data: Any, checker: Callable[[Tensor, Tensor], Any] = F.mse_loss, is_async: bool = True
+    ) -> dict[str, Any]:
+        """How far the result of each quantized layer is from the float one.
+
+        Args:
+            data: inputs of the model.
+            checker: says how far two tensors are apart.
+            is_async: quantize each layer alone; else all before it, too.
+        """
+        return layer_errors(self.model, Inputs.of(data), checker, is_async)
+
+    def export_onnx(
+        self,
+        dummy_data: Any,
+        name: str | Path,
+        input_names: list[str] | None = None,
+        output_names: list[str] | None = None,
+        dynamic_axes: Any = None,
+        opset_version: int = 21,
+        verbose: bool = False,
+        extra_info: bool = False,
+    ) -> Path:
+        """Write the quantized model as an ONNX file with QuantizeLinear and DequantizeLinear.
+
+        Args:
+            dummy_data: inputs to export with.
+            name: the path of the file.
+            input_names: names of the inputs in the file; by default those of the model's arguments.
+            output_names: names of the outputs in the file.
+            dynamic_axes: any value lets the file take other batch sizes; none fixes the batch size.
+            opset_version: at most 21, which is what is written: it has types for fewer bits than eight.
+            verbose: without effect.
+            extra_info: without effect: tensors of four bits are of that type in the file.
+        """
+        if opset_version > 21:
+            raise ConfigError(f"opset_version must be at most 21, not {opset_version}")
+        self._check_ready()
+        path = export(self.model, name, dummy_data, dynamic_batch=dynamic_axes is not None)
+        if input_names or output_names:
+            rename_ends(path, input_names, output_names)
+        return path
+
+    def _check_ready(self) -> None:
+        """Refuse to write a model that quantizes nothing."""
+        if is_pending(self.model) or not any(q.phase for q in stepwise.all_quantizers(self.model)):
+            raise CalibrationError("nothing is quantized: calibrate, and call set_quant(w_quant=True, a_quant=True)")

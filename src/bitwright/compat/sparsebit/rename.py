@@ -1,0 +1,32 @@
+"""Give the inputs and outputs of an ONNX file other names."""
+
+from pathlib import Path
+from typing import Any
+
+from bitwright.errors import ConfigError
+from bitwright.files import whole_file
+
+
+def rename_ends(path: Path, input_names: list[str] | None, output_names: list[str] | None) -> None:
+    """Rename the inputs and outputs of a file; the file is replaced whole or not at all."""
+    import onnx
+
+    model = onnx.load(str(path))
+    graph = model.graph
+    names: dict[str, str] = {}
+    for kind, ends, wished in (("input", graph.input, input_names), ("output", graph.output, output_names)):
+        if wished is not None and len(wished) != len(ends):
+            raise ConfigError(f"{kind}_names has {len(wished)} names, the model {len(ends)} {kind}s: {list(wished)}")
+        names |= {end.name: wish for end, wish in zip(ends, wished or [], strict=False)}
+    for end in (*graph.input, *graph.output):
+        end.name = names.get(end.name, end.name)
+    for node in graph.node:
+        for field in (node.input, node.output):
+            _rename(field, names)
+    with whole_file(path) as partial:
+        onnx.save(model, str(partial))
+
+
+def _rename(field: Any, names: dict[str, str]) -> None:
+    for place, name in enumerate(field):
+        field[place] = names.get(name, name)
