@@ -1,4 +1,4 @@
-"""``bitwright recipe``: the schema of recipes, the presets, and what a file really says."""
+"""``bitwright recipe``: the schema of recipes, the presets, what a file really says, and configs of other toolkits."""
 
 import json as json_text
 from pathlib import Path
@@ -10,7 +10,7 @@ from bitwright.cli.options import Json
 from bitwright.cli.output import print_json, print_table
 
 app = typer.Typer(
-    help="Show the schema of recipes, the presets, or a recipe as it is read.",
+    help="Show the schema of recipes, the presets, a recipe as it is read, or another toolkit's config as a recipe.",
     epilog="Example: bitwright recipe show W4A8",
     no_args_is_help=True,
 )
@@ -61,3 +61,21 @@ def show(
         print_json(recipe.to_dict())
         return
     typer.echo(recipe.to_yaml(), nl=False)
+
+
+@app.command("convert", epilog="Example: bitwright recipe convert qconfig.yaml > recipe.yaml")
+def convert(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A YAML, JSON or Python file; it is read, not run.")],
+    json: Json = False,
+) -> None:
+    """Print a config of Sparsebit, MQBench or QuanTransformer as a recipe; what has no equivalent goes to stderr."""
+    from bitwright.compat.convert import convert as read
+
+    dialect, recipe, notes = read(file)
+    if json:
+        print_json({"dialect": dialect, "recipe": recipe.to_dict(), "notes": notes})
+        return
+    typer.echo(f"# {file.name}: {dialect}")
+    typer.echo(recipe.to_yaml(), nl=False)
+    for note in notes:
+        typer.echo(f"bitwright: no equivalent: {note}", err=True)

@@ -1,7 +1,8 @@
 """QuanTransformer: model transformers, the configs they read, and the QAT layers by the names its users know."""
 
+from bitwright.compat.attributes import ConfigDict
 from bitwright.compat.quantrans.builder import QUANTRANSFORMERS, build_mtransformer
-from bitwright.compat.quantrans.config import Config, ConfigDict
+from bitwright.compat.quantrans.config import Config
 from bitwright.compat.quantrans.quantops import (
     QUANLAYERS,
     ABQATConv2d,
@@ -23,6 +24,7 @@ from bitwright.compat.quantrans.quantops import (
     build_quanlayer,
 )
 from bitwright.compat.quantrans.transformer import Basemtransformer, QuanTransformer, mTransformerV2
+from bitwright.compat.quantrans.translate import to_recipe
 
 __all__ = [
     "QUANLAYERS",
@@ -50,4 +52,5 @@ __all__ = [
     "build_mtransformer",
     "build_quanlayer",
     "mTransformerV2",
+    "to_recipe",
 ]

@@ -1,0 +1,114 @@
+"""Read a config file of any dialect as a recipe: tell the dialect, and hand it to its translator."""
+
+import importlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from bitwright.compat import mqbench, quantrans, sparsebit
+from bitwright.compat.literals import attribute, read_assignments
+from bitwright.compat.mqbench.translate import KEYS as MQBENCH_KEYS
+from bitwright.compat.sparsebit.defaults import DEFAULTS as SPARSEBIT_KEYS
+from bitwright.errors import ConfigError, nearest, suggest
+from bitwright.recipe import Recipe
+from bitwright.validation import read_data
+
+_ROOTS = {
+    "torch": "torch",
+    "operator": "operator",
+    "bitwright": "bitwright",
+    "mqbench": "bitwright.compat.mqbench",
+    "quantrans": "bitwright.compat.quantrans",
+}
+_NAMES = {"BackendType": mqbench.BackendType, "Qmodes": quantrans.Qmodes}
+_BACKEND_KEYS = ("backend", "deploy_backend")
+
+
+def convert(path: str | Path) -> tuple[str, Recipe, list[str]]:
+    """The dialect of a config file, its recipe, and notes on what has no equivalent there. No code is run."""
+    where = Path(path)
+    data = read_assignments(where, resolve) if where.suffix == ".py" else read_data(where, f"the config {str(where)!r}")
+    if not isinstance(data, Mapping):
+        raise ConfigError(f"{str(where)!r} must be a mapping of settings, not {data!r}")
+    if "extra_config" in data:
+        data = {**data["extra_config"], **{k: data[k] for k in _BACKEND_KEYS if k in data}}
+    if "quant_transformer" in data or "quan_policy" in data:
+        return "QuanTransformer", *quantrans.to_recipe(data.get("quant_transformer", data))
+    if any(key in data for key in MQBENCH_KEYS):
+        return "MQBench", *_mqbench(data)
+    if any(key in data for key in SPARSEBIT_KEYS):
+        return "Sparsebit", *sparsebit.to_recipe(data)
+    if any(key in data for key in Recipe.model_fields):
+        return "Bitwright", Recipe.parse(data), []
+    known = [*MQBENCH_KEYS, *SPARSEBIT_KEYS, *Recipe.model_fields, "quant_transformer", "extra_config"]
+    hints = "; ".join(f"{key!r}{suggest(str(key), known)}" for key in list(data)[:3]) or "it is empty"
+    raise ConfigError(f"{str(where)!r} is no config of a known dialect: {hints}")
+
+
+def resolve(name: str) -> Any:
+    """What a dotted name stands for: something of torch, of operator or of Bitwright, or of the user's own code."""
+    head, _, tail = name.partition(".")
+    last = name.split(".")
+    for known, found in _NAMES.items():  # wherever it is imported from
+        if known in last:
+            return attribute(found, ".".join(last[last.index(known) + 1 :]), known)
+    if head in _ROOTS:
+        root = importlib.import_module(_ROOTS[head])
+        return attribute(root, tail, head) if tail else root
+    if nearest(head, _ROOTS):
+        raise ConfigError(f"the name {name!r} means nothing{suggest(head, _ROOTS)}")
+    return _stand_in(name)
+
+
+def _stand_in(name: str) -> Any:
+    """Something that bears the name of the user's own class or function, of which a translator needs only the name."""
+    module, _, last = name.rpartition(".")
+    if last[:1].isupper():
+        return type(last, (nn.Module,), {"__module__": module})
+
+    def function(*args: Any, **kwargs: Any) -> Any:
+        raise ConfigError(f"{name} is code of yours: a config is read, not run")
+
+    function.__name__ = last
+    return function
+
+
+def _mqbench(data: Mapping[str, Any]) -> tuple[Recipe, list[str]]:
+    given = [data[key] for key in _BACKEND_KEYS if key in data]
+    extra = {key: value for key, value in data.items() if key not in _BACKEND_KEYS}
+    recipe, notes = mqbench.to_recipe(_with_objects(extra), *given[:1])
+    if not given:
+        notes.append("the file names no backend: 'academic' is taken; write backend: Tensorrt, or another")
+    return recipe, notes
+
+
+def _with_objects(extra: dict[str, Any]) -> dict[str, Any]:
+    """The same settings; classes and functions written as text, as they are in YAML, as the things they name."""
+    chosen = extra.get("extra_quantizer_dict")
+    if isinstance(chosen, Mapping):
+        types = {k: _objects(v) for k, v in chosen.items() if k.endswith("_type")}
+        extra = {**extra, "extra_quantizer_dict": {**chosen, **types}}
+    if "leaf_module" in extra:
+        extra = {**extra, "leaf_module": _objects(extra["leaf_module"])}
+    fuse = extra.get("extra_fuse_dict")
+    if isinstance(fuse, Mapping):
+        pairs = {k: {_key(a): _object(b) for a, b in v.items()} for k, v in fuse.items() if isinstance(v, Mapping)}
+        extra = {**extra, "extra_fuse_dict": {**fuse, **pairs}}
+    return extra
+
+
+def _objects(value: Any) -> Any:
+    return [_object(item) for item in value] if isinstance(value, list | tuple) else _object(value)
+
+
+def _object(value: Any) -> Any:
+    return resolve(value) if isinstance(value, str) and "." in value else value
+
+
+def _key(value: Any) -> Any:
+    """``"torch.nn.Linear, torch.nn.BatchNorm1d"`` is a chain."""
+    if isinstance(value, str) and "," in value:
+        return tuple(_object(part.strip()) for part in value.split(","))
+    return _object(value)

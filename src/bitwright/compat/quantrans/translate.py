@@ -1,0 +1,69 @@
+"""QuanTransformer's config as a recipe: a quantized layer as specs, observers and methods, by class and by name."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from bitwright.compat.quantrans.builder import QUANTRANSFORMERS
+from bitwright.compat.quantrans.quantops.builder import QUANLAYERS
+from bitwright.compat.quantrans.quantops.kinds import Plan
+from bitwright.compat.quantrans.quantops.layer import QATLayer
+from bitwright.compat.quantrans.quantops.options import FLOAT_BITS, Qmodes
+from bitwright.compat.quantrans.special import SpecialLayers
+from bitwright.methods import METHODS
+from bitwright.recipe import Recipe, Rule, TensorRecipe
+
+_BACKEND = "academic"  # its operators are convolutions and linear layers, as QuanTransformer's are
+_END_BITS = 8  # of its first and last layers, where no rule says otherwise
+
+
+def to_recipe(config: Mapping[str, Any]) -> tuple[Recipe, list[str]]:
+    """The recipe of a ``quant_transformer`` dict, and notes on what has no equivalent in a recipe."""
+    transformer: Any = QUANTRANSFORMERS.build(config)
+    notes: list[str] = []
+    rules = [_rule(f"type:{cls.__name__}", args, notes) for cls, args in transformer.register_dict.items()]
+    special = [_rule(name, args, notes) for name, args in SpecialLayers.read(transformer.special_layers).items()]
+    if _is_everything(rules):
+        notes.append("what else academic quantizes (Conv1d, Conv3d and transposed convolutions) is quantized alike")
+        shared = {"weight": rules[0].weight, "activation": rules[0].input}
+        return Recipe(backend=_BACKEND, rules=tuple(special), **shared), notes  # pyrefly: ignore
+    nothing = TensorRecipe(spec="float")  # pyrefly: ignore
+    return Recipe(backend=_BACKEND, weight=nothing, activation=nothing, rules=(*rules, *special)), notes
+
+
+def _is_everything(rules: list[Rule]) -> bool:
+    """Whether the rules say one thing of all operators, in as many bits as the first and last layers have anyway."""
+    specs = [spec for rule in rules for spec in (rule.weight.quant_spec, rule.input.quant_spec)]
+    alike = len({rule.model_copy(update={"match": ""}).model_dump_json() for rule in rules}) == 1
+    eight = all(spec is not None and spec.bits == _END_BITS for spec in specs)
+    return {rule.match for rule in rules} == {"type:Conv2d", "type:Linear"} and alike and eight
+
+
+def _rule(match: str, args: Mapping[str, Any], notes: list[str]) -> Rule:
+    wish = args["type"]
+    cls = wish if isinstance(wish, type) else QUANLAYERS.get(wish)
+    if not issubclass(cls, QATLayer):
+        notes.append(f"{match}: {cls.__name__} is your own code; the recipe leaves these layers float")
+        return Rule(match=match, skip=True)
+    options, _ = cls._split({key: value for key, value in args.items() if key != "type"})
+    bits = [8 if wanted == FLOAT_BITS else wanted for wanted in (options.num_bit_w, options.num_bit_a)]
+    known = replace(options, num_bit_w=bits[0], num_bit_a=bits[1])
+    weight, activation = cls.kind.weight(known), cls.kind.activation(known)
+    if weight.follow:
+        notes.append(f"{match}: {cls.__name__} finds the range of the weight anew in each training step")
+    quantized = [options.num_bit_w != FLOAT_BITS, options.num_bit_a != FLOAT_BITS and options.quant_activation]
+    if not options.bSetQ or not any(quantized):
+        return Rule(match=match, skip=True)
+    tensors = [_tensor(weight, options.q_mode), _tensor(activation, Qmodes.layer_wise)]
+    made = [t if on else TensorRecipe(spec="float") for t, on in zip(tensors, quantized, strict=True)]  # pyrefly: ignore
+    return Rule(match=match, weight=made[0], input=made[1])
+
+
+def _tensor(plan: Plan, q_mode: Qmodes) -> TensorRecipe:
+    method = next(name for name in METHODS.names() if METHODS.get(name) is METHODS.get(plan.method))
+    return TensorRecipe(
+        spec=plan.parsed(q_mode),
+        observer=plan.observer,
+        method=method,
+        method_options=plan.method_options,
+    )
