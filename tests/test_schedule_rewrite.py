@@ -292,3 +292,42 @@ def test_a_checker_gives_its_reason_only_where_all_the_rest_matches():
         "not replaced: relu, one has no bias",
         "not replaced: relu_1, three has no bias; it is too wide",
     ]
+
+
+def test_what_is_known_of_new_nodes():
+    def forward(self, x):
+        batch = x.size(0)
+        left, right = torch.relu(x).chunk(2, dim=1)
+        return torch.sigmoid(left.reshape(batch, -1)) + right
+
+    def action(self, nodes, modules, model, index):
+        graph, (old,) = model.graph, nodes["a"].args
+        parts = graph.call_method("chunk", (old.args[0], 2, 1))
+        part = graph.call_function(operator.getitem, (parts, 1))
+        sized = graph.call_method("reshape", (part, old.args[1], 1, -1))
+        linear = graph.call_module(self.add_module(model, "new", nn.Linear(1, 5)), (sized,))
+        shape = graph.call_method("size", (linear, -1))
+        odd = graph.call_function(input, ())
+        return graph.call_function(fold, (nodes["a"], linear, shape, odd))
+
+    model, _, _ = captured(forward, torch.randn(3, 4))
+    scope = {n: n.meta["scope"] for n in model.graph.nodes if n.target is torch.sigmoid}
+    assert rewriter([MatcherNode("a", [None], [torch.sigmoid])], action)().apply(model)
+    new = {n.name: n.meta for n in model.graph.nodes if "replaces" in n.meta}
+    shapes = {name: meta["tensor"] and meta["tensor"].shape for name, meta in new.items()}
+    assert shapes == {
+        "chunk_1": None,
+        "getitem_2": (3, 1),
+        "reshape_1": (3, 1, 1),
+        "new": (3, 1, 5),
+        "size_1": None,
+        "input_1": None,
+        "fold": (3, 2),
+    }
+    assert new["size_1"]["plain"] is True
+    assert new["chunk_1"]["plain"] is new["input_1"]["plain"] is False
+    assert all(meta["scope"] == next(iter(scope.values())) for meta in new.values())
+
+
+def fold(x, *rest):
+    return x

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from bitwright.graph.effects import is_pure
 from bitwright.graph.match.index import instance_of
 from bitwright.graph.tracer import TensorInfo
 
@@ -26,7 +27,7 @@ def describe_new(model: fx.GraphModule, nodes: Iterable[fx.Node], scope: str) ->
 
 def _value(model: fx.GraphModule, node: fx.Node, values: dict[fx.Node, Any]) -> Any:
     """What a node would give, as a tensor without data; or ``_UNKNOWN``."""
-    inputs = {n: values.get(n, _stand_in(n)) for n in node.all_input_nodes}
+    inputs = {n: _input(model, n, values) for n in node.all_input_nodes}
     if any(v is _UNKNOWN for v in inputs.values()):
         return _UNKNOWN
     args: Any = fx.node.map_arg(node.args, inputs.__getitem__)  # pyrefly: ignore
@@ -45,9 +46,15 @@ def _value(model: fx.GraphModule, node: fx.Node, values: dict[fx.Node, Any]) -> 
         return _UNKNOWN
 
 
-def _stand_in(node: fx.Node) -> Any:
-    info = node.meta.get("tensor")
-    return _UNKNOWN if info is None else torch.empty(info.shape, dtype=info.dtype, device="meta")
+def _input(model: fx.GraphModule, node: fx.Node, values: dict[fx.Node, Any]) -> Any:
+    """The value of a node that others read: a tensor as capture saw it, or a size or a tuple, found anew."""
+    if node not in values:
+        info = node.meta.get("tensor")
+        if info is not None:
+            values[node] = torch.empty(info.shape, dtype=info.dtype, device="meta")
+        else:
+            values[node] = _value(model, node, values) if is_pure(node, model) else _UNKNOWN
+    return values[node]
 
 
 def _call_module(module: nn.Module, args: Any, kwargs: Any) -> Any:
