@@ -30,13 +30,7 @@ from bitwright.nn import QuantConv2d, QuantOpr, register_qmodule
 from bitwright.nn.registry import unregister_qmodule
 from bitwright.registry import ENTRY_POINT_GROUP, Registry
 
-
-@pytest.fixture(autouse=True)
-def _clean_registry():
-    known = set(SCHEDULES)
-    yield
-    for name in set(SCHEDULES) - known:
-        SCHEDULES.unregister(name)
+pytestmark = pytest.mark.usefixtures("own_schedules")
 
 
 class Cats(nn.Module):

@@ -57,8 +57,9 @@ def prepare(
     for prefix, decisions in graphs.items():
         region = captured.regions[prefix]
         swap(region, decisions, wishes, target)
+        before = set(region.graph.nodes)
         ledger.notes += _lines(run_stage(region, "fuse", wishes.schedules, check=check))
-        alive = decide_again(region, decisions, wishes, target, prefix)
+        alive = decide_again(region, before, decisions, wishes, target, prefix)
         ledger.entries += [d.entry for n, d in alive.items() if n not in decisions]
         join_activations(alive, target)
         place(region, alive, wishes, target, prefix)
