@@ -9,6 +9,7 @@ from torch import nn
 from bitwright.backends import BACKENDS, Backend
 from bitwright.errors import ConfigError
 from bitwright.graph import Capture, Inputs, PassResult, capture, read_switches, run_stage, runner
+from bitwright.graph.sketch import sketch
 from bitwright.nn.operators import operator_of_module
 from bitwright.nn.registry import is_custom, qmodule_for
 from bitwright.prepare.decide import Decision, decide, join_activations, node_name, tensor_recipes
@@ -52,6 +53,7 @@ def prepare(
         raise ConfigError("this model is prepared already; prepare the float model it was made from")
     captured = capture(model, example_inputs)
     ledger = Ledger(target, wishes, Inputs.of(example_inputs), islands=captured.islands, decisions=captured.decisions)
+    ledger.before = {prefix: sketch(region) for prefix, region in captured.regions.items()}
     check = runner(captured.model, ledger.example.args, ledger.example.kwargs) if debug else None
     graphs = _decide_all(captured, wishes, target, ledger, check)
     for prefix, decisions in graphs.items():
