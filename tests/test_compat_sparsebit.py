@@ -453,7 +453,7 @@ def test_the_device(model, x):
             {"W": {"SPECIFIC": [{"first": ["QUANTIZER.BITS", 4]}]}},
             r"W.SPECIFIC\['first'\] has no key 'BITS': did you mean 'BIT'",
         ),
-        ({"W": {"SPECIFIC": [{"firts": ["QUANTIZER.BIT", 4]}]}}, r"the rule 'firts' matches no.*did you mean 'first'"),
+        ({"W": {"SPECIFIC": [{"firstt": ["QUANTIZER.BIT", 4]}]}}, r"the rule 'firstt' matches no.*did you mean 'first'"),
         ({"W": {"SPECIFIC": [{"blocks_0_cnv": ["QUANTIZER.BIT", 4]}]}}, r"matches no.*did you mean 'blocks.0.conv'"),
         (
             {"W": {"SPECIFIC": [{"blcks*": ["QUANTIZER.BIT", 4]}]}, "A": {"SPECIFIC": [{"*": ["QUANTIZER.BIT", 4]}]}},

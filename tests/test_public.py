@@ -11,9 +11,13 @@ import bitwright
 
 PUBLIC = [
     "BackendType",
+    "InputMatchType",
+    "MatcherNode",
     "QuantDescriptor",
     "QuantSpec",
     "Recipe",
+    "ReplacePatternBase",
+    "ReplaceStrategy",
     "Rule",
     "TensorQuantizer",
     "analyze",
@@ -29,6 +33,7 @@ PUBLIC = [
     "plan",
     "prepare",
     "prepare_by_platform",
+    "register_schedule",
     "report",
     "run_file",
     "swap_modules",

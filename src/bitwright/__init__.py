@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         prepare_by_platform,
     )
     from bitwright.export import export
+    from bitwright.graph import InputMatchType, MatcherNode, ReplacePatternBase, ReplaceStrategy, register_schedule
     from bitwright.prepare import ledger_of, plan, prepare
     from bitwright.quantizer import QuantDescriptor, TensorQuantizer
     from bitwright.recipe import Recipe, Rule
@@ -49,6 +50,11 @@ _HOMES = {
     "disable_all": "bitwright.compat.mqbench",
     "enable_all": "bitwright.compat.mqbench",
     "prepare": "bitwright.prepare",
+    "InputMatchType": "bitwright.graph",
+    "MatcherNode": "bitwright.graph",
+    "ReplacePatternBase": "bitwright.graph",
+    "ReplaceStrategy": "bitwright.graph",
+    "register_schedule": "bitwright.graph",
     "QuantDescriptor": "bitwright.quantizer",
     "TensorQuantizer": "bitwright.quantizer",
     "Recipe": "bitwright.recipe",
@@ -58,9 +64,13 @@ _HOMES = {
 
 __all__ = [
     "BackendType",
+    "InputMatchType",
+    "MatcherNode",
     "QuantDescriptor",
     "QuantSpec",
     "Recipe",
+    "ReplacePatternBase",
+    "ReplaceStrategy",
     "Rule",
     "TensorQuantizer",
     "analyze",
@@ -76,6 +86,7 @@ __all__ = [
     "plan",
     "prepare",
     "prepare_by_platform",
+    "register_schedule",
     "report",
     "run_file",
     "swap_modules",

@@ -1,7 +1,9 @@
 """A registry you can list, filter and mistype: one per kind of plug-in."""
 
+import importlib
 import logging
-from collections.abc import Callable, Iterator
+import pkgutil
+from collections.abc import Callable, Iterable, Iterator
 from fnmatch import fnmatch
 from importlib import metadata
 from typing import Generic, TypeVar
@@ -69,11 +71,22 @@ class Registry(Generic[T]):
         load_plugins()
         return sorted(n for n in self._items if fnmatch(n, pattern))
 
+    def aliases(self) -> list[str]:
+        """List the other names."""
+        load_plugins()
+        return sorted(self._aliases)
+
     def __contains__(self, name: str) -> bool:
         return name in self._items or name in self._aliases
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.names())
+
+
+def import_all(package: str, path: Iterable[str]) -> None:
+    """Import every module of a package, whose decorators register what it holds."""
+    for module in pkgutil.iter_modules(path):
+        importlib.import_module(f"{package}.{module.name}")
 
 
 def load_plugins() -> None:

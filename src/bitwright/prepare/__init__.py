@@ -1,6 +1,6 @@
 """Prepare: from a float model to one that can be calibrated, trained and exported for a backend."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +8,12 @@ from torch import nn
 
 from bitwright.backends import BACKENDS, Backend, find_backend
 from bitwright.errors import ConfigError
-from bitwright.graph import Capture, Inputs, capture, run_stage
+from bitwright.graph import Capture, Inputs, PassResult, capture, read_switches, run_stage, runner
+from bitwright.graph.sketch import sketch
 from bitwright.nn.operators import operator_of_module
 from bitwright.nn.registry import is_custom, qmodule_for
 from bitwright.prepare.decide import Decision, decide, join_activations, node_name
+from bitwright.prepare.decide_again import decide_again
 from bitwright.prepare.effects import check_effects
 from bitwright.prepare.ledger import Entry, Ledger, Verdict, attach, is_prepared, ledger_of
 from bitwright.prepare.place import place
@@ -34,6 +36,7 @@ def prepare(
     activation: str | None = None,
     skip: Iterable[str] = (),
     allow_float: bool = False,
+    debug: bool = False,
 ) -> nn.Module:
     """Make a copy of ``model`` that computes as ``backend`` will, once calibrated.
 
@@ -48,6 +51,7 @@ def prepare(
         skip: layers that stay float: names, globs, ``re:…``, ``op:…``, ``type:…`` or ``node:…``.
         allow_float: leave an operator float where the backend cannot do what is asked, and say so in the ledger,
             instead of refusing.
+        debug: run the model before and after every schedule, and name the first that changes what it computes.
 
     Returns:
         The prepared model in eval mode, all quantizers off: it still computes exactly what ``model`` does.
@@ -57,16 +61,23 @@ def prepare(
         raise ConfigError("this model is prepared already; prepare the float model it was made from")
     captured = capture(model, example_inputs)
     ledger = Ledger(target, wishes, Inputs.of(example_inputs), islands=captured.islands, decisions=captured.decisions)
-    graphs = _decide_all(captured, wishes, target, ledger)
+    ledger.before = {prefix: sketch(region) for prefix, region in captured.regions.items()}
+    rerun = runner(captured.model, ledger.example.args, ledger.example.kwargs) if debug else None
+    subjects = Subjects(captured.model)
+    graphs = _decide_all(captured, wishes, target, ledger, subjects, rerun)
+    switches = wishes.schedules
+    if not target.folds_norms and "fold_batchnorm" not in read_switches(switches):
+        switches = {**switches, "fold_batchnorm": False}
     for prefix, decisions in graphs.items():
         region = captured.regions[prefix]
         swap(region, decisions, wishes, target)
-        if target.folds_norms:
-            ledger.notes += run_stage(region, "fuse")
-        alive = _alive(region, decisions)
+        before = set(region.graph.nodes)
+        ledger.notes += _lines(run_stage(region, "fuse", switches, check=rerun))
+        alive = decide_again(region, before, decisions, wishes, target, subjects, prefix)
+        ledger.entries += [d.entry for n, d in alive.items() if n not in decisions]
         join_activations(alive, target)
         place(region, alive, target, prefix)
-        for decision in decisions.values():
+        for decision in alive.values():
             decision.entry.weight = _weight_spec(region, decision)
         region.graph.lint()
         region.recompile()
@@ -102,15 +113,22 @@ def check_wishes(
         changes["backend"] = source.name
     wishes = wishes.model_copy(update=changes)
     check(wishes, target)
+    read_switches(wishes.schedules)
     return wishes, target
 
 
-def _decide_all(captured: Capture, wishes: Recipe, target: Backend, ledger: Ledger) -> dict[str, dict[Any, Decision]]:
+def _decide_all(
+    captured: Capture,
+    wishes: Recipe,
+    target: Backend,
+    ledger: Ledger,
+    subjects: Subjects,
+    rerun: Callable[[], Any] | None,
+) -> dict[str, dict[Any, Decision]]:
     graphs: dict[str, dict[Any, Decision]] = {}
-    subjects = Subjects(captured.model)
     known: list[Subject] = []
     for prefix, region in captured.regions.items():
-        ledger.notes += run_stage(region, "simplify")
+        ledger.notes += _lines(run_stage(region, "simplify", wishes.schedules, check=rerun))
         graphs[prefix] = decide(region, prefix, wishes, target, subjects)
         for decision in graphs[prefix].values():
             ledger.entries.append(decision.entry)
@@ -120,13 +138,8 @@ def _decide_all(captured: Capture, wishes: Recipe, target: Backend, ledger: Ledg
     return graphs
 
 
-def _alive(region: Any, decisions: dict[Any, Decision]) -> dict[Any, Decision]:  # noqa: ANN401
-    """The decisions of the nodes that fusing has left; what it took is part of the layer before."""
-    present = set(region.graph.nodes)
-    for node, decision in decisions.items():
-        if node not in present:
-            decision.entry.verdict, decision.entry.reason = Verdict.FUSED, "folded into the layer before it"
-    return {n: d for n, d in decisions.items() if n in present}
+def _lines(results: list[PassResult]) -> list[str]:
+    return [f"{result.name}: {line}" for result in results for line in result.notes]
 
 
 def _weight_spec(region: nn.Module, decision: Decision) -> str:

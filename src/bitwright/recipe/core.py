@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import AliasChoices, Field, ValidationError, field_validator, model_validator
 
 from bitwright.errors import ConfigError, UnknownNameError, suggest
 from bitwright.files import whole_file
@@ -31,6 +31,10 @@ class Recipe(Strict):
     """How everything else is quantized, where not as the backend does."""
     rules: tuple[Rule, ...] = ()
     """How single operators depart from that; the last rule that matches an operator wins."""
+    schedules: dict[str, bool | dict[str, Any]] = Field(
+        default_factory=dict, validation_alias=AliasChoices("schedules", "SCHEDULE")
+    )
+    """By name: whether a schedule runs, or its options. An older dialect calls it SCHEDULE."""
     allow_float: bool = False
     """Leave an operator float where the backend cannot do what is asked, instead of refusing it all."""
 

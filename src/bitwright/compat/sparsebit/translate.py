@@ -34,7 +34,7 @@ def to_recipe(config: str | Path | Mapping[str, Any]) -> tuple[Recipe, list[str]
         weight=read_tensor("W", cfg.W),
         activation=read_tensor("A", cfg.A),
         rules=tuple(rules),
-        **({"schedules": schedules} if schedules else {}),  # pyrefly: ignore
+        schedules=schedules,
     )
     return recipe, _notes(cfg, switches)
 

@@ -1,5 +1,5 @@
-"""Rewrites of the graph after QModules are swapped in."""
+"""Rewrites of the graph after QModules are swapped in: every file here is one schedule."""
 
-from bitwright.graph.fuse.fold_batchnorm import fold_batchnorm
+from bitwright.registry import import_all
 
-__all__ = ["fold_batchnorm"]
+import_all(__name__, __path__)

@@ -14,7 +14,7 @@ from bitwright.graph.schedule import register_schedule
 from bitwright.nn.layer import BatchNorm, QuantLayer
 
 
-@register_schedule("fold_batchnorm", stage="fuse")
+@register_schedule("fold_batchnorm", stage="fuse", aliases=("fuse_bn",))
 def fold_batchnorm(model: CapturedModel) -> list[str]:
     """Fold every BatchNorm that can be, and say why the others cannot."""
     modules = dict(model.named_modules())

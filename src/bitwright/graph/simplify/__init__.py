@@ -1,5 +1,5 @@
-"""Rewrites of the float graph, before QModules are swapped in."""
+"""Rewrites of the float graph, before QModules are swapped in: every file here is one schedule."""
 
-from bitwright.graph.simplify.functionalize import functionalize
+from bitwright.registry import import_all
 
-__all__ = ["functionalize"]
+import_all(__name__, __path__)
