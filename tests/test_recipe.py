@@ -225,14 +225,7 @@ _OPTIONS = st.dictionaries(
     max_size=2,
 )
 _TENSORS = st.builds(
-    lambda spec, bits, observer, method, one, two: TensorRecipe(
-        spec=spec,
-        bits=None if spec else bits,
-        observer=observer,
-        method=method,
-        observer_options=one,
-        method_options=two,
-    ),
+    lambda spec, bits, **rest: TensorRecipe(spec=spec, bits=None if spec else bits, **rest),
     spec=st.none() | _SPECS,
     bits=st.none() | st.integers(1, 16),
     observer=st.none() | st.text(min_size=1, max_size=6),
@@ -354,7 +347,7 @@ def test_bits_keep_all_else():
         ({"spec": "int8", "bits": 4}, r"weight: give spec \('int8 symmetric tensor'\) or bits \(4\), not both"),
         ({"bits": 0}, "weight.bits: Input should be greater than or equal to 1, not 0"),
         ({"bits": "4"}, "weight.bits: Input should be a valid integer, not '4'"),
-        ("flaot", "weight.spec: unknown spec 'flaot': did you mean 'float'?"),
+        ("floot", "weight.spec: unknown spec 'floot': did you mean 'float'?"),
     ):
         with pytest.raises(ConfigError, match=message):
             Recipe.parse({"weight": wrong})

@@ -60,7 +60,7 @@ def read_data(path: Path, what: str) -> Any:  # noqa: ANN401
 
 def write_yaml(data: Mapping[str, Any]) -> str:
     """Data as YAML text, in the order given."""
-    return yaml.dump(dict(data), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+    return yaml.dump(dict(data), Dumper=_Dumper, sort_keys=False, width=120)
 
 
 def mistakes(error: ValidationError, fields_at: Callable[[tuple[Any, ...]], list[str]]) -> str:
