@@ -19,6 +19,7 @@ PUBLIC = [
     "calibrate",
     "export",
     "ledger_of",
+    "plan",
     "prepare",
     "report",
     "run_file",

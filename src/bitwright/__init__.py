@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from bitwright.analyze import analyze
     from bitwright.calibrate import calibrate
     from bitwright.export import export
-    from bitwright.prepare import ledger_of, prepare
+    from bitwright.prepare import ledger_of, plan, prepare
     from bitwright.quantizer import QuantDescriptor, TensorQuantizer
     from bitwright.recipe import Recipe, Rule
     from bitwright.report import report
@@ -29,6 +29,7 @@ _HOMES = {
     "run_file": "bitwright.verify",
     "verify": "bitwright.verify",
     "swap_modules": "bitwright.swap_modules",
+    "plan": "bitwright.prepare",
     "prepare": "bitwright.prepare",
     "QuantDescriptor": "bitwright.quantizer",
     "TensorQuantizer": "bitwright.quantizer",
@@ -47,6 +48,7 @@ __all__ = [
     "calibrate",
     "export",
     "ledger_of",
+    "plan",
     "prepare",
     "report",
     "run_file",

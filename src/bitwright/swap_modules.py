@@ -7,16 +7,16 @@ from typing import Any
 
 from torch import nn
 
-from bitwright.backends import BACKENDS, Backend
+from bitwright.backends import Backend, find_backend
 from bitwright.errors import ConfigError, UnknownNameError, suggest
 from bitwright.graph import Inputs
 from bitwright.nn.mixins import QuantInputMixin, QuantMixin
 from bitwright.nn.operators import operator_of_module
 from bitwright.nn.opr import QuantOpr
 from bitwright.nn.registry import is_custom, qmodule_for
-from bitwright.prepare.decide import Decision, tensor_recipes
 from bitwright.prepare.ledger import Entry, Ledger, Verdict, attach, is_prepared
 from bitwright.prepare.swap import give_quantizers, make, note_quantizers
+from bitwright.prepare.wishes import check, complete
 from bitwright.quantizer import QuantDescriptor, TensorQuantizer, quantizers
 from bitwright.recipe import Recipe
 
@@ -54,7 +54,8 @@ def swap_modules(
         raise ConfigError("give a backend or descriptors, not both: the backend says how tensors are quantized")
     if is_prepared(model):
         raise ConfigError("this model is prepared already; swap the modules of the float model it was made from")
-    target = backend if isinstance(backend, Backend) else BACKENDS.get(backend or _DEFAULT_BACKEND)
+    target = find_backend(backend or _DEFAULT_BACKEND)
+    check(Recipe(backend=target.name), target)
     names = {name: module for name, module in model.named_modules() if not isinstance(module, TensorQuantizer)}
     included, excluded = _patterns(include, names), _patterns(exclude, names) or []
     whole = model if inplace else copy.deepcopy(model)
@@ -126,8 +127,7 @@ def _made(
 ) -> nn.Module:
     if backend is not None:
         made = make(cls, module, name, None)
-        weight, activation = tensor_recipes(_probe(), Recipe(backend=backend.name), backend)
-        give_quantizers(made, name, weight, activation, backend)
+        give_quantizers(made, name, complete(None, Recipe(backend=backend.name), backend), backend)
     elif issubclass(cls, QuantOpr):
         made = make(cls, module, name, None)
         made.init_quantizers(**descriptors)
@@ -138,10 +138,6 @@ def _made(
         quantizer.label = quantizer.label or f"{name}.{path}"
         quantizer.off()
     return made
-
-
-def _probe() -> Decision:
-    return Decision(None, None, Entry("", "", Verdict.INTEGER))  # pyrefly: ignore
 
 
 def _note(ledger: Ledger, name: str, module: nn.Module, reason: str) -> Entry:

@@ -2,10 +2,12 @@
 
 from torch import fx
 
-from bitwright.backends.base import Backend, register_backend
+from bitwright.backends.base import Backend, Place
+from bitwright.backends.files import register_backend
 from bitwright.spec import QuantSpec
 
-_RESULT_QUANTIZED, _RESULT_FREE = True, False
+_RESULT_QUANTIZED: Place = "both"
+_RESULT_FREE: Place = "inputs"
 
 
 def _is_flat_wrong(node: fx.Node) -> str | None:
@@ -46,6 +48,7 @@ ONNXRUNTIME = register_backend()(
         weight_formats=frozenset({"int2", "int3", "int4", "int5", "int6", "int7", "int8"}),
         activation_formats=frozenset({"uint8", "int8"}),
         unsigned_activations=True,  # its integer kernels want u8, and its own conversion breaks some files
+        weight_bits={8: 7},
         runtimes=("onnxruntime", "openvino"),
         notes=(
             "Weights use 7 of their 8 bits: without VNNI instructions, x86 CPUs add pairs of u8×s8 products in 16 bits "

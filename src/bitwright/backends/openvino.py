@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from torch import fx
 
-from bitwright.backends.base import register_backend
+from bitwright.backends.files import register_backend
 from bitwright.backends.onnxruntime import ONNXRUNTIME
 
 
@@ -33,13 +33,13 @@ OPENVINO = register_backend()(
         name="openvino",
         title="OpenVINO on CPU (Q/DQ ONNX)",
         integer={
-            **{f"conv{d}d": False for d in (1, 2, 3)},
-            **{f"conv_transpose{d}d": False for d in (1, 2, 3)},
-            "linear": False,
-            "add": False,
-            "cat": False,
-            **{f"avg_pool{d}d": False for d in (1, 2, 3)},
-            **{f"adaptive_avg_pool{d}d": False for d in (1, 2, 3)},
+            **{f"conv{d}d": "inputs" for d in (1, 2, 3)},
+            **{f"conv_transpose{d}d": "inputs" for d in (1, 2, 3)},
+            "linear": "inputs",
+            "add": "inputs",
+            "cat": "inputs",
+            **{f"avg_pool{d}d": "inputs" for d in (1, 2, 3)},
+            **{f"adaptive_avg_pool{d}d": "inputs" for d in (1, 2, 3)},
         },
         reasons={
             "batch_norm": "no convolution or linear layer before it to fold into",

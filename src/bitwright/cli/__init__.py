@@ -1,4 +1,4 @@
-"""The command line: ``bitwright quantize``, ``inspect`` and ``backends``. Help needs no torch."""
+"""The command line: ``bitwright quantize``, ``inspect``, ``backends`` and ``recipe``. Help needs no torch."""
 
 import sys
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from bitwright import __version__
-from bitwright.cli import backends, inspect, quantize
+from bitwright.cli import backends, inspect, quantize, recipe
 from bitwright.cli.boundary import State, answer
 
 __all__ = ["app", "main"]
@@ -25,6 +25,7 @@ app = typer.Typer(
 app.command("quantize", epilog=quantize.EPILOG)(quantize.quantize)
 app.command("inspect", epilog=inspect.EPILOG)(inspect.inspect)
 app.add_typer(backends.app, name="backends")
+app.add_typer(recipe.app, name="recipe")
 
 
 @app.callback()

@@ -57,9 +57,9 @@ def show(
         ("runs in", ", ".join(backend.runtimes)),
     ]
     print_table(("", ""), [f for f in facts if f[1]], whole=("",))
-    results = {True: "quantized", False: "quantized where an integer operator reads it"}
+    results = {"both": "inputs and result", "inputs": "inputs", "outputs": "result"}
     rows = [(operator, results[quantized]) for operator, quantized in backend.integer.items()]
-    print_table(("runs in integers", "its result is"), rows)
+    print_table(("runs in integers", "quantizers at"), rows)
     print_table(("stays float", "because"), list(backend.reasons.items()))
     for note in backend.notes:
         print_text(f"Note: {note}")

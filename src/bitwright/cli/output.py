@@ -78,7 +78,7 @@ def print_table(
     console().print(table)
 
 
-_STYLES = {"integer": "green", "fused": "green", "carried": "cyan", "float": "yellow"}
+_STYLES = {"integer": "green", "fused": "green", "carried": "cyan", "partly": "yellow", "float": "yellow"}
 
 
 def print_text(text: str, style: str = "") -> None:

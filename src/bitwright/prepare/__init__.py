@@ -6,45 +6,53 @@ from typing import Any
 
 from torch import nn
 
-from bitwright.backends import BACKENDS, Backend
+from bitwright.backends import BACKENDS, Backend, find_backend
 from bitwright.errors import ConfigError
 from bitwright.graph import Capture, Inputs, capture, run_stage
 from bitwright.nn.operators import operator_of_module
 from bitwright.nn.registry import is_custom, qmodule_for
-from bitwright.prepare.decide import Decision, decide, join_activations, node_name, tensor_recipes
+from bitwright.prepare.decide import Decision, decide, join_activations, node_name
+from bitwright.prepare.effects import check_effects
 from bitwright.prepare.ledger import Entry, Ledger, Verdict, attach, is_prepared, ledger_of
 from bitwright.prepare.place import place
-from bitwright.prepare.swap import build, give_quantizers, make, note_quantizers, put_submodule, swap
-from bitwright.recipe import Recipe, Rule, TensorRecipe
+from bitwright.prepare.plan import Plan, plan
+from bitwright.prepare.subjects import Subjects
+from bitwright.prepare.swap import give_quantizers, make, note_quantizers, put_submodule, swap
+from bitwright.prepare.wishes import check, complete
+from bitwright.recipe import Recipe, Subject
 
-__all__ = ["Entry", "Ledger", "Verdict", "check_wishes", "ledger_of", "node_name", "prepare"]
+__all__ = ["Entry", "Ledger", "Plan", "Verdict", "check_wishes", "ledger_of", "node_name", "plan", "prepare"]
 
 
 def prepare(
     model: nn.Module,
     example_inputs: Any,  # noqa: ANN401
-    backend: str | Backend | None = None,
+    backend: str | Path | Backend | None = None,
     *,
     recipe: Recipe | Mapping[str, Any] | str | Path | None = None,
     weight: str | None = None,
     activation: str | None = None,
     skip: Iterable[str] = (),
+    allow_float: bool = False,
 ) -> nn.Module:
     """Make a copy of ``model`` that computes as ``backend`` will, once calibrated.
 
     Args:
         model: the float model; it is left untouched.
         example_inputs: a tensor, a tuple of arguments, or a dict of keyword arguments for ``model``.
-        backend: name of the target (see ``bitwright backends``), or a Backend.
-        recipe: wishes beyond the backend's defaults: a Recipe, a mapping, or a YAML file.
+        backend: name of the target (see ``bitwright backends``), the path of a YAML file with one, or a Backend.
+        recipe: wishes beyond the backend's defaults: a Recipe, a mapping, a YAML or JSON file, or the name of a preset
+            such as ``"W4A8"``.
         weight: spec of all weights, such as ``"int4 narrow channel:0"``.
         activation: spec of all activations.
-        skip: layers that stay float: names, globs, ``re:…`` or ``op:…``.
+        skip: layers that stay float: names, globs, ``re:…``, ``op:…``, ``type:…`` or ``node:…``.
+        allow_float: leave an operator float where the backend cannot do what is asked, and say so in the ledger,
+            instead of refusing.
 
     Returns:
         The prepared model in eval mode, all quantizers off: it still computes exactly what ``model`` does.
     """
-    wishes, target = check_wishes(backend, recipe, weight, activation, skip)
+    wishes, target = check_wishes(backend, recipe, weight, activation, skip, allow_float=allow_float)
     if is_prepared(model):
         raise ConfigError("this model is prepared already; prepare the float model it was made from")
     captured = capture(model, example_inputs)
@@ -53,71 +61,61 @@ def prepare(
     for prefix, decisions in graphs.items():
         region = captured.regions[prefix]
         swap(region, decisions, wishes, target)
-        ledger.notes += run_stage(region, "fuse")
+        if target.folds_norms:
+            ledger.notes += run_stage(region, "fuse")
         alive = _alive(region, decisions)
         join_activations(alive, target)
-        place(region, alive, wishes, target, prefix)
+        place(region, alive, target, prefix)
         for decision in decisions.values():
             decision.entry.weight = _weight_spec(region, decision)
         region.graph.lint()
         region.recompile()
     _swap_loose(captured, wishes, target, ledger)
+    check_effects(wishes, target, ledger)
     attach(captured.model, ledger)
     return captured.model.eval()
 
 
 def check_wishes(
-    backend: str | Backend | None,
+    backend: str | Path | Backend | None,
     recipe: Recipe | Mapping[str, Any] | str | Path | None,
     weight: str | None,
     activation: str | None,
     skip: Iterable[str],
+    *,
+    allow_float: bool = False,
 ) -> tuple[Recipe, Backend]:
     """Read all wishes as one recipe for one backend, and refuse what cannot be before any work is done."""
     wishes = Recipe.parse(recipe if recipe is not None else {})
     if isinstance(skip, str):
         skip = [skip]
     skips = Recipe.parse({"rules": [{"match": s, "skip": True} for s in skip]}).rules
-    changes: dict[str, Any] = {"rules": (*wishes.rules, *skips)}
+    changes: dict[str, Any] = {"rules": (*wishes.rules, *skips), "allow_float": wishes.allow_float or allow_float}
     if weight is not None:
         changes["weight"] = Recipe.parse({"weight": weight}).weight.over(wishes.weight)
     if activation is not None:
         changes["activation"] = Recipe.parse({"activation": activation}).activation.over(wishes.activation)
-    if isinstance(backend, str):
-        changes["backend"] = backend
+    source = backend if backend is not None else wishes.backend
+    target = find_backend(source)
+    changes["backend"] = str(source) if target.name not in BACKENDS else target.name
+    if isinstance(source, Backend):
+        changes["backend"] = source.name
     wishes = wishes.model_copy(update=changes)
-    if backend is not None and not isinstance(backend, str | Backend):
-        raise ConfigError(f"backend must be a name or a Backend, not {backend!r}")
-    target = backend if isinstance(backend, Backend) else BACKENDS.get(wishes.backend)
-    for rule in ({"": wishes, **{r.match: r for r in wishes.rules}}).items():
-        _check_wish(*rule, target)
+    check(wishes, target)
     return wishes, target
-
-
-def _check_wish(match: str, wish: Recipe | Rule, target: Backend) -> None:
-    """Refuse now what the backend could not run, and names that nothing answers to."""
-    where = f"the rule {match!r}" if match else "the recipe"
-    if wish.weight.spec is not None:
-        target.check_weight(wish.weight.spec, where)
-    if wish.activation.spec is not None:
-        target.check_activation(wish.activation.spec, where)
-    for tensor in (wish.weight, wish.activation):
-        build(tensor, tensor.spec or target.activation, "")
 
 
 def _decide_all(captured: Capture, wishes: Recipe, target: Backend, ledger: Ledger) -> dict[str, dict[Any, Decision]]:
     graphs: dict[str, dict[Any, Decision]] = {}
-    known: list[tuple[str, str, str]] = []
+    subjects = Subjects(captured.model)
+    known: list[Subject] = []
     for prefix, region in captured.regions.items():
         ledger.notes += run_stage(region, "simplify")
-        graphs[prefix] = decide(region, prefix, wishes, target)
+        graphs[prefix] = decide(region, prefix, wishes, target, subjects)
         for decision in graphs[prefix].values():
             ledger.entries.append(decision.entry)
-            scope = ".".join(p for p in (prefix, decision.node.meta.get("scope", "")) if p)
-            known.append((decision.entry.name, scope, decision.entry.operator))
-    for path in captured.loose:
-        operator = operator_of_module(captured.model.get_submodule(path))
-        known.append((path, path, operator.name if operator else ""))
+            known.append(decision.subject)
+    known += [subjects.of_module(path, _kind(captured.model.get_submodule(path))) for path in captured.loose]
     wishes.check_rules(known)
     return graphs
 
@@ -132,7 +130,7 @@ def _alive(region: Any, decisions: dict[Any, Decision]) -> dict[Any, Decision]: 
 
 
 def _weight_spec(region: nn.Module, decision: Decision) -> str:
-    if decision.verdict is not Verdict.INTEGER or decision.node.op != "call_module":
+    if not decision.quantizes or decision.node.op != "call_module":
         return ""
     module = region.get_submodule(str(decision.node.target))
     quantizer = getattr(module, "_weight_quantizer", None)
@@ -141,11 +139,12 @@ def _weight_spec(region: nn.Module, decision: Decision) -> str:
 
 def _swap_loose(captured: Capture, wishes: Recipe, target: Backend, ledger: Ledger) -> None:
     """Swap the layers that stand outside of any graph, each with an input quantizer of its own."""
+    subjects = Subjects(captured.model)
     for path in captured.loose:
         module = captured.model.get_submodule(path)
         operator = operator_of_module(module)
-        kind = operator.name if operator else type(module).__name__
-        rule = wishes.rule_for(path, path, kind)
+        kind = _kind(module)
+        rule = wishes.rule_for(subjects.of_module(path, kind))
         entry = Entry(path, kind, Verdict.FLOAT, "outside of any graph", rule.match if rule else "")
         ledger.entries.append(entry)
         cls = qmodule_for(type(module))
@@ -155,13 +154,17 @@ def _swap_loose(captured: Capture, wishes: Recipe, target: Backend, ledger: Ledg
         if rule is not None and rule.skip:
             entry.reason = f"skipped by the rule {rule.match!r}"
             continue
-        weight, activation = _loose_recipes(rule, wishes, target)
+        asked = complete(rule, wishes, target)
+        problem = asked.problem(target, operator is not None and operator.weight)
+        if problem or asked.weight.floating:
+            entry.reason = f"allowed to stay float: {problem}" if problem else "left float by the recipe"
+            continue
         qmodule = make(cls, module, path, wishes)
-        give_quantizers(qmodule, path, weight, activation, target)
+        give_quantizers(qmodule, path, asked, target)
         put_submodule(captured.model, path, qmodule)
         note_quantizers(entry, qmodule)
 
 
-def _loose_recipes(rule: Rule | None, wishes: Recipe, target: Backend) -> tuple[TensorRecipe, TensorRecipe]:
-    probe = Decision(None, None, Entry("", "", Verdict.INTEGER), rule)  # pyrefly: ignore
-    return tensor_recipes(probe, wishes, target)
+def _kind(module: nn.Module) -> str:
+    operator = operator_of_module(module)
+    return operator.name if operator else type(module).__name__

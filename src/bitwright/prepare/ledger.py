@@ -19,12 +19,25 @@ class Verdict(Enum):
     INTEGER = "integer"
     FUSED = "fused"  # part of the integer operator before it
     CARRIED = "carried"  # moves quantized values without changing them
+    PARTLY = "partly"  # only its weight, only its inputs or only its result are quantized
     FLOAT = "float"
 
 
 @dataclass
 class Entry:
-    """One operator in the ledger."""
+    """One operator in the ledger.
+
+    Attributes:
+        name: the module's qualified name, or the name of the call.
+        operator: what it computes.
+        verdict: how.
+        reason: why so.
+        rule: the selector of the rule that won, if any.
+        weight: spec of its weight, as it got it.
+        input: specs of its inputs, as it got them.
+        output: spec of its result, as it got it.
+        asked: the specs that rule, recipe and backend ask for.
+    """
 
     name: str
     operator: str
@@ -34,6 +47,7 @@ class Entry:
     weight: str = ""
     input: str = ""
     output: str = ""
+    asked: str = ""
 
 
 @dataclass

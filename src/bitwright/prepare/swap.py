@@ -8,28 +8,28 @@ from torch import fx, nn
 from bitwright.backends import Backend
 from bitwright.errors import ConfigError
 from bitwright.graph import CapturedModel
-from bitwright.nn.mixins import QuantMixin
+from bitwright.nn.layer import QuantLayer
+from bitwright.nn.mixins import QuantInputMixin, QuantMixin
 from bitwright.nn.opr import QuantOpr
 from bitwright.nn.registry import adopt, is_custom, qmodule_for
-from bitwright.prepare.decide import Decision, tensor_recipes
+from bitwright.prepare.build import build, needed_spec, no_quantizer, on_axis
+from bitwright.prepare.decide import Decision
 from bitwright.prepare.ledger import Entry, Verdict
-from bitwright.quantizer import TensorQuantizer
+from bitwright.prepare.wishes import Wishes
 from bitwright.recipe import Recipe, TensorRecipe
-from bitwright.spec import PerChannel, QuantSpec
 
 FUNCTIONS = "quantized_functions"
 
 
 def swap(model: CapturedModel, decisions: dict[fx.Node, Decision], recipe: Recipe, backend: Backend) -> None:
-    """Replace layers with a weight that were judged integer by their QModules, and all that a user's QModule serves."""
+    """Replace layers whose weight is quantized by their QModules, and all that a user's QModule serves."""
     swapped: dict[str, nn.Module] = {}
     taken_over: dict[nn.Module | None, nn.Module] = {}
     for node, decision in decisions.items():
-        has_weight = decision.operator is not None and decision.operator.weight
-        if decision.verdict is not Verdict.INTEGER or not (has_weight or decision.custom):
+        weight = decision.wishes.weight
+        has_weight = decision.operator is not None and decision.operator.weight and not weight.floating
+        if not decision.quantizes or not (has_weight or decision.custom):
             continue
-        weight, _ = tensor_recipes(decision, recipe, backend)
-        where = f"the weight of {decision.entry.name}"
         if node.op == "call_module":
             name = str(node.target)
             if name in swapped:
@@ -46,9 +46,9 @@ def swap(model: CapturedModel, decisions: dict[fx.Node, Decision], recipe: Recip
             )
             continue
         qmodule: Any = make(cls, node if module is None else module, decision.entry.name, recipe)
-        if quantizes_weight(qmodule):
-            spec = backend.check_weight(on_axis(weight, qmodule.channel_axis), where)
-            qmodule._weight_quantizer = build(weight, spec, f"{decision.entry.name}.weight")
+        _give_weight_quantizer(qmodule, decision.entry.name, weight, backend)
+        if isinstance(qmodule, QuantInputMixin) and "_input_quantizer" not in qmodule.__dict__:
+            qmodule.place_input_quantizer(no_quantizer(backend.activation))  # until one is placed
         put_submodule(model, name, qmodule)
         if module is None:
             node.op, node.target = "call_module", name
@@ -57,27 +57,6 @@ def swap(model: CapturedModel, decisions: dict[fx.Node, Decision], recipe: Recip
         swapped[name] = qmodule
     for parent in model.modules():  # a layer may have several names
         parent._modules.update({n: taken_over[m] for n, m in parent._modules.items() if m in taken_over})
-
-
-def on_axis(recipe: TensorRecipe, axis: int) -> QuantSpec:
-    """The spec of a weight, its channel axis being where the operator has its output channels."""
-    spec = recipe.spec
-    if spec is None:
-        raise ValueError("a tensor recipe without a spec")
-    return spec.with_(granularity=PerChannel(axis)) if isinstance(spec.granularity, PerChannel) else spec
-
-
-def build(recipe: TensorRecipe, spec: QuantSpec, label: str) -> TensorQuantizer:
-    """A quantizer by recipe."""
-    quantizer = TensorQuantizer(
-        spec,
-        recipe.observer or "MinMaxObserver",
-        recipe.method or "FixedFakeQuantize",
-        observer_options=recipe.observer_options,
-        method_options=recipe.method_options,
-    )
-    quantizer.label = label
-    return quantizer
 
 
 def make(cls: type[Any], source: nn.Module | fx.Node, name: str, recipe: Recipe | None) -> Any:  # noqa: ANN401
@@ -102,18 +81,21 @@ def quantizes_weight(module: nn.Module) -> bool:
     return module.has_weight() if isinstance(module, QuantOpr) else isinstance(module, QuantMixin)
 
 
-def give_quantizers(
-    module: Any,  # noqa: ANN401
-    name: str,
-    weight: TensorRecipe,
-    activation: TensorRecipe,
-    backend: Backend,
-) -> None:
+def give_quantizers(module: Any, name: str, wishes: Wishes, backend: Backend) -> None:  # noqa: ANN401
     """Give a QModule outside of any graph the quantizers of the recipe, its own."""
-    module._input_quantizer = build(activation, activation.spec or backend.activation, f"input of {name}")
+    if wishes.input.floating:
+        module.place_input_quantizer(no_quantizer(backend.activation))
+    else:
+        module._input_quantizer = build(wishes.input, needed_spec(wishes.input), f"input of {name}")
+    _give_weight_quantizer(module, name, wishes.weight, backend)
+
+
+def _give_weight_quantizer(module: Any, name: str, weight: TensorRecipe, backend: Backend) -> None:  # noqa: ANN401
     if quantizes_weight(module):
         spec = backend.check_weight(on_axis(weight, module.channel_axis), f"the weight of {name}")
         module._weight_quantizer = build(weight, spec, f"{name}.weight")
+    if isinstance(module, QuantLayer) and not backend.integer_bias:
+        module.quantize_bias = False
 
 
 def note_quantizers(entry: Entry, module: nn.Module) -> None:

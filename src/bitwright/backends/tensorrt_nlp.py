@@ -1,0 +1,28 @@
+"""NVIDIA TensorRT for transformers: linear layers, matrix products and residual sums."""
+
+from dataclasses import replace
+
+from torch import fx
+
+from bitwright.backends.files import register_backend
+from bitwright.backends.tensorrt import TENSORRT
+
+
+def _adds_embeddings(node: fx.Node) -> str | None:
+    """Sums of embeddings are the input of a network: they stay float."""
+    fed = any(source.meta.get("operator") == "embedding" for source in node.all_input_nodes)
+    return "an embedding goes in" if fed else None
+
+
+TENSORRT_NLP = register_backend()(
+    replace(
+        TENSORRT,
+        name="tensorrt_nlp",
+        title="NVIDIA TensorRT for transformers (Q/DQ ONNX)",
+        integer=dict.fromkeys(("linear", "matmul", "add"), "inputs"),
+        conditions={"add": _adds_embeddings},
+        merged={"add": frozenset({"mul", "div"})},  # an attention mask is added to scaled scores
+        numbers=frozenset(),
+        reasons={},
+    )
+)

@@ -1,0 +1,63 @@
+"""``bitwright recipe``: the schema of recipes, the presets, and what a file really says."""
+
+import json as json_text
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bitwright.cli.options import Json
+from bitwright.cli.output import print_json, print_table
+
+app = typer.Typer(
+    help="Show the schema of recipes, the presets, or a recipe as it is read.",
+    epilog="Example: bitwright recipe show W4A8",
+    no_args_is_help=True,
+)
+
+
+@app.command("schema", epilog="Example: bitwright recipe schema -o recipe.schema.json")
+def schema(
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write it there instead of to stdout.")
+    ] = None,
+) -> None:
+    """Print the JSON schema of recipes, for editors and other programs."""
+    from bitwright.files import whole_file
+    from bitwright.recipe import Recipe
+
+    text = json_text.dumps(Recipe.schema(), indent=2, ensure_ascii=False) + "\n"
+    if output is None:
+        typer.echo(text, nl=False)
+        return
+    with whole_file(output) as partial:
+        partial.write_text(text, encoding="utf-8")
+
+
+@app.command("presets", epilog="Example: bitwright recipe presets")
+def presets(json: Json = False) -> None:
+    """List the presets."""
+    from bitwright.recipe import PRESETS, Recipe
+
+    if json:
+        print_json({"presets": {name: Recipe.parse(name).to_dict() for name in PRESETS}})
+        return
+    rows = [(p.name, p.title, Recipe.parse(p.name).backend) for p in PRESETS.values()]
+    print_table(("name", "what it is", "backend"), rows, whole=("name",))
+
+
+@app.command("show", epilog="Example: bitwright recipe show mine.yaml")
+def show(
+    source: Annotated[str, typer.Argument(metavar="RECIPE", help="A YAML or JSON file, or the name of a preset.")],
+    json: Json = False,
+) -> None:
+    """Check a recipe, also against its backend, and print it as it is read."""
+    from bitwright.prepare import check_wishes
+    from bitwright.recipe import Recipe
+
+    recipe = Recipe.parse(source)
+    check_wishes(None, recipe, None, None, ())
+    if json:
+        print_json(recipe.to_dict())
+        return
+    typer.echo(recipe.to_yaml(), nl=False)

@@ -1,0 +1,116 @@
+"""Rule: what to do with the operators that a selector names."""
+
+import re
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from bitwright.recipe.tensor import Strict, TensorRecipe
+
+Kind = Literal["weight", "input", "output"]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """An operator as rules see it.
+
+    Attributes:
+        name: the module's qualified name, or the name of the call in the graph.
+        scope: the qualified name of the module whose forward has the call.
+        operator: what it computes, such as ``conv2d``.
+        types: names of the classes of the module and of those it is part of, with their base classes.
+        node: the name of the call in the graph, ``layer1_0_conv1``; a module called twice has two.
+    """
+
+    name: str
+    scope: str = ""
+    operator: str = ""
+    types: tuple[str, ...] = ()
+    node: str = ""
+
+    def paths(self) -> tuple[str, ...]:
+        """The names a glob or regular expression is held against: a call's also with its scope before it."""
+        whole = not self.scope or self.name == self.scope or self.name.startswith(f"{self.scope}.")
+        return (self.name,) if whole else (self.name, f"{self.scope}.{self.name}")
+
+
+class Rule(Strict):
+    """What to do with the operators that ``match`` selects. The last rule that matches an operator wins, as a whole.
+
+    ``match`` is one of
+
+    - a module's qualified name, ``layer1.0.conv1``, which stands for all inside it;
+    - a glob over names, ``layer?.*.conv1``;
+    - ``re:`` and a regular expression that fits a whole name;
+    - ``op:`` and an operator, ``op:conv2d`` (or a glob over operators);
+    - ``type:`` and a module class, ``type:Conv2d``: modules of it or derived from it, and all inside them;
+    - ``node:`` and the name of a call in the graph, ``node:add_1``.
+    """
+
+    match: str
+    """Which operators: a name, a glob, 're:…', 'op:…', 'type:…' or 'node:…'."""
+    skip: bool = False
+    """Leave the operators float."""
+    force: bool = False
+    """Quantize the operators although the backend would leave them float."""
+    optional: bool = False
+    """Matching nothing is no mistake."""
+    weight: TensorRecipe = Field(default_factory=TensorRecipe)
+    """How the weight is quantized."""
+    activation: TensorRecipe = Field(default_factory=TensorRecipe)
+    """How the inputs and the result are quantized."""
+    input: TensorRecipe = Field(default_factory=TensorRecipe)
+    """How the inputs are quantized, where that differs from the activation."""
+    output: TensorRecipe = Field(default_factory=TensorRecipe)
+    """How the result is quantized, where that differs from the activation."""
+
+    @field_validator("match")
+    @classmethod
+    def _can_match(cls, match: str) -> str:
+        if not match.removeprefix("op:").removeprefix("type:").removeprefix("node:").removeprefix("re:"):
+            raise ValueError(f"must name a layer, a glob, 're:…', 'op:…', 'type:…' or 'node:…', not {match!r}")
+        if match.startswith("re:"):
+            try:
+                re.compile(match[3:])
+            except re.error as error:
+                raise ValueError(f"{match!r} is not a regular expression: {error}") from error
+        return match
+
+    @model_validator(mode="after")
+    def _skips_or_asks(self) -> "Rule":
+        asks = [*self.asks, *(["force"] if self.force else [])]
+        if self.skip and asks:
+            raise ValueError(f"the rule {self.match!r} skips its operators and asks for {', '.join(asks)}")
+        return self
+
+    @property
+    def asks(self) -> list[str]:
+        """The tensors that the rule says something about."""
+        return [k for k in ("weight", "activation", "input", "output") if not getattr(self, k).empty]
+
+    def asked(self, kind: Kind) -> TensorRecipe:
+        """What the rule asks for the weight, the inputs or the result."""
+        if kind == "weight":
+            return self.weight
+        return (self.input if kind == "input" else self.output).over(self.activation)
+
+    def matches(self, subject: Subject) -> bool:
+        """Whether this rule speaks of an operator."""
+        kind, _, wanted = self.match.partition(":")
+        if kind == "op":
+            return fnmatchcase(subject.operator, wanted)
+        if kind == "type":
+            return any(fnmatchcase(t, wanted) for t in subject.types)
+        if kind == "node":
+            return fnmatchcase(subject.node, wanted)
+        if kind == "re":
+            return any(re.fullmatch(wanted, path) for path in subject.paths())
+        inside = any(p == self.match or p.startswith(self.match + ".") for p in (subject.name, subject.scope))
+        return inside or any(fnmatchcase(path, self.match) for path in subject.paths())
+
+    def to_data(self) -> dict[str, Any]:
+        """Plain data without what is not asked."""
+        flags = {k: True for k in ("skip", "force", "optional") if getattr(self, k)}
+        return {"match": self.match, **flags, **{k: getattr(self, k).to_data() for k in self.asks}}
