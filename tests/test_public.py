@@ -17,6 +17,7 @@ PUBLIC = [
     "TensorQuantizer",
     "analyze",
     "calibrate",
+    "explain_capture",
     "export",
     "ledger_of",
     "prepare",

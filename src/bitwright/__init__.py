@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from bitwright.analyze import analyze
     from bitwright.calibrate import calibrate
     from bitwright.export import export
+    from bitwright.graph import explain_capture
     from bitwright.prepare import ledger_of, prepare
     from bitwright.quantizer import QuantDescriptor, TensorQuantizer
     from bitwright.recipe import Recipe, Rule
@@ -23,6 +24,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "calibrate": "bitwright.calibrate",
     "export": "bitwright.export",
+    "explain_capture": "bitwright.graph",
     "analyze": "bitwright.analyze",
     "ledger_of": "bitwright.prepare",
     "report": "bitwright.report",
@@ -45,6 +47,7 @@ __all__ = [
     "TensorQuantizer",
     "analyze",
     "calibrate",
+    "explain_capture",
     "export",
     "ledger_of",
     "prepare",

@@ -93,6 +93,7 @@ class Recipe(_Strict):
     weight: TensorRecipe = Field(default_factory=TensorRecipe)
     activation: TensorRecipe = Field(default_factory=TensorRecipe)
     rules: tuple[Rule, ...] = ()
+    leaves: tuple[str, ...] = ()  # modules that stay whole and float: names, globs, or type:Name
 
     @classmethod
     def parse(cls, source: "Recipe | Mapping[str, Any] | str | Path") -> "Recipe":

@@ -8,10 +8,10 @@ from torch import nn
 
 from bitwright.backends import BACKENDS, Backend
 from bitwright.errors import ConfigError
-from bitwright.graph import Capture, Inputs, capture, run_stage
+from bitwright.graph import Capture, Leaf, capture, check_attributes, run_stage
 from bitwright.nn.operators import operator_of_module
 from bitwright.nn.registry import is_custom, qmodule_for
-from bitwright.prepare.decide import Decision, decide, join_activations, node_name, tensor_recipes
+from bitwright.prepare.decide import Decision, decide, join_activations, leaf_reason, node_name, tensor_recipes
 from bitwright.prepare.ledger import Entry, Ledger, Verdict, attach, is_prepared, ledger_of
 from bitwright.prepare.place import place
 from bitwright.prepare.swap import build, give_quantizers, make, note_quantizers, put_submodule, swap
@@ -29,6 +29,9 @@ def prepare(
     weight: str | None = None,
     activation: str | None = None,
     skip: Iterable[str] = (),
+    leaves: Iterable[Leaf] = (),
+    preserve_attr: Mapping[str, Iterable[str]] | None = None,
+    concrete_args: Mapping[str, Any] | None = None,
 ) -> nn.Module:
     """Make a copy of ``model`` that computes as ``backend`` will, once calibrated.
 
@@ -40,6 +43,11 @@ def prepare(
         weight: spec of all weights, such as ``"int4 narrow channel:0"``.
         activation: spec of all activations.
         skip: layers that stay float: names, globs, ``re:…`` or ``op:…``.
+        leaves: modules that stay whole, run as written, and are not quantized inside: names, globs, classes or
+            ``type:Name``.
+        preserve_attr: attributes and methods that the result must have, by the module that has them (``""`` is the
+            model): ``{"": ["generate"], "backbone": ["features"]}``. All are kept; those named here are checked.
+        concrete_args: arguments of forward that are fixed to these values.
 
     Returns:
         The prepared model in eval mode, all quantizers off: it still computes exactly what ``model`` does.
@@ -47,8 +55,10 @@ def prepare(
     wishes, target = check_wishes(backend, recipe, weight, activation, skip)
     if is_prepared(model):
         raise ConfigError("this model is prepared already; prepare the float model it was made from")
-    captured = capture(model, example_inputs)
-    ledger = Ledger(target, wishes, Inputs.of(example_inputs), islands=captured.islands, decisions=captured.decisions)
+    check_attributes(model, preserve_attr or {})
+    whole = (*wishes.leaves, *([leaves] if isinstance(leaves, str | type) else leaves))
+    captured = capture(model, example_inputs, leaves=whole, concrete_args=concrete_args)
+    ledger = Ledger(target, wishes, captured.example, islands=captured.islands, decisions=captured.decisions)
     graphs = _decide_all(captured, wishes, target, ledger)
     for prefix, decisions in graphs.items():
         region = captured.regions[prefix]
@@ -62,6 +72,7 @@ def prepare(
         region.graph.lint()
         region.recompile()
     _swap_loose(captured, wishes, target, ledger)
+    _note_leaves(captured, ledger)
     attach(captured.model, ledger)
     return captured.model.eval()
 
@@ -137,6 +148,15 @@ def _weight_spec(region: nn.Module, decision: Decision) -> str:
     module = region.get_submodule(str(decision.node.target))
     quantizer = getattr(module, "_weight_quantizer", None)
     return "" if quantizer is None else str(quantizer.spec)
+
+
+def _note_leaves(captured: Capture, ledger: Ledger) -> None:
+    """Enter the leaves that no graph calls, as those inside of an island."""
+    named = {entry.name for entry in ledger.entries}
+    for path, wish in captured.leaves.items():
+        if path not in named:
+            kind = type(captured.model.get_submodule(path)).__name__
+            ledger.entries.append(Entry(path, kind, Verdict.FLOAT, leaf_reason(wish)))
 
 
 def _swap_loose(captured: Capture, wishes: Recipe, target: Backend, ledger: Ledger) -> None:

@@ -67,11 +67,19 @@ def decide(model: CapturedModel, prefix: str, recipe: Recipe, backend: Backend) 
         rule = recipe.rule_for(name, _scope(node, prefix), kind)
         entry = Entry(name, kind, Verdict.FLOAT, rule=rule.match if rule else "")
         decision = decisions[node] = Decision(node, operator, entry, rule, custom_qmodule(node, module))
-        if decision.custom is not None or isinstance(module, TensorQuantizer | QuantInputMixin):
+        if wish := node.meta.get("leaf"):
+            decision.operator = decision.custom = None
+            entry.operator, entry.reason = type(module).__name__, leaf_reason(wish)
+        elif decision.custom is not None or isinstance(module, TensorQuantizer | QuantInputMixin):
             entry.verdict, entry.reason = _judge_custom(decision, module)
         else:
             entry.verdict, entry.reason = _judge(node, module, operator, rule, backend)
     return decisions
+
+
+def leaf_reason(wish: str) -> str:
+    """Why a leaf stays float."""
+    return f"a leaf by request: {wish!r}"
 
 
 def join_activations(decisions: dict[fx.Node, Decision], backend: Backend) -> None:
