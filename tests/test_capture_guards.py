@@ -1,4 +1,4 @@
-"""Capture: sizes stay free; where Python decided by a number, inputs with another number are refused, not miscomputed."""
+"""Capture: sizes stay free; where Python decided by a number, inputs that give another one are refused."""
 
 import logging
 import math
