@@ -28,6 +28,7 @@ PUBLIC = [
     "enable_calibration_quantization",
     "enable_calibration_woquantization",
     "enable_quantization",
+    "explain_capture",
     "export",
     "ledger_of",
     "plan",

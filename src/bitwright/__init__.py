@@ -19,7 +19,14 @@ if TYPE_CHECKING:
         prepare_by_platform,
     )
     from bitwright.export import export
-    from bitwright.graph import InputMatchType, MatcherNode, ReplacePatternBase, ReplaceStrategy, register_schedule
+    from bitwright.graph import (
+        InputMatchType,
+        MatcherNode,
+        ReplacePatternBase,
+        ReplaceStrategy,
+        explain_capture,
+        register_schedule,
+    )
     from bitwright.prepare import ledger_of, plan, prepare
     from bitwright.quantizer import QuantDescriptor, TensorQuantizer
     from bitwright.recipe import Recipe, Rule
@@ -34,6 +41,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "calibrate": "bitwright.calibrate",
     "export": "bitwright.export",
+    "explain_capture": "bitwright.graph",
     "analyze": "bitwright.analyze",
     "ledger_of": "bitwright.prepare",
     "report": "bitwright.report",
@@ -81,6 +89,7 @@ __all__ = [
     "enable_calibration_quantization",
     "enable_calibration_woquantization",
     "enable_quantization",
+    "explain_capture",
     "export",
     "ledger_of",
     "plan",

@@ -19,7 +19,7 @@ from bitwright.errors import ExportError, require
 from bitwright.export.deploy import SITES, deploy, float_twin
 from bitwright.files import check_output, whole_file
 from bitwright.graph import Inputs
-from bitwright.graph.tracer import bind_inputs
+from bitwright.graph.inputs import bind_inputs
 from bitwright.prepare import ledger_of
 
 OPSET = 21

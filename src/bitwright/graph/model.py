@@ -1,10 +1,14 @@
 """CapturedModel: an fx.GraphModule that keeps the user's whole module tree, under the user's names."""
 
 import copy
+import functools
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, fx, nn
+
+from bitwright.graph.guards import check_constant
 
 
 def _is_hooks(name: str) -> bool:
@@ -12,6 +16,7 @@ def _is_hooks(name: str) -> bool:
 
 
 _STATE = ("_modules", "_parameters", "_buffers", "_non_persistent_buffers_set")
+_CONTAINER = ("__len__", "__iter__", "__getitem__", "__contains__", "__reversed__")
 
 
 class CapturedModel(fx.GraphModule):
@@ -19,7 +24,8 @@ class CapturedModel(fx.GraphModule):
 
     Unlike a plain GraphModule it also holds modules the graph does not call (a BatchNorm folded into its
     convolution, an unused head), so that a float ``state_dict`` loads; and it keeps them when copied. It also answers
-    for the plain attributes and the methods of the user's class, such as ``generate``, which may call it.
+    for the plain attributes and the methods of the user's class, such as ``generate``, which may call it, and passes
+    for an instance of that class.
     """
 
     @classmethod
@@ -28,6 +34,8 @@ class CapturedModel(fx.GraphModule):
         # Begun with an empty graph: GraphModule would copy every module it calls, one by one.
         model = cls(root, fx.Graph(), class_name=type(root).__name__)
         model.__dict__["_origin"] = type(root)
+        model.__dict__["_defaults"] = _defaults(root, graph)
+        model.__dict__["_own_children"] = list(root._modules)
         for name, value in root.__dict__.items():
             if name in _STATE or _is_hooks(name):
                 model.__dict__[name] = value.copy()
@@ -38,7 +46,19 @@ class CapturedModel(fx.GraphModule):
             if isinstance(value, Tensor):  # one that forward made, or a plain attribute of the root
                 model.register_buffer(target, value, persistent=False)
         model.graph = graph
+        model._answer_as_container()
         return model
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the graph; arguments that the example inputs left out may be given only as forward's own defaults."""
+        for name in [n for n in kwargs if n in self.__dict__["_defaults"]]:
+            check_constant(kwargs.pop(name), self.__dict__["_defaults"][name], name)
+        return super().__call__(*args, **kwargs)
+
+    @property
+    def __class__(self) -> type:  # pyrefly: ignore
+        """The user's class: ``isinstance`` and ``super()`` in its methods go by this."""
+        return self.__dict__.get("_origin") or type(self)
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -47,11 +67,39 @@ class CapturedModel(fx.GraphModule):
             found = inspect.getattr_static(self.__dict__.get("_origin"), name, None)
             if found is None or name.startswith("__"):
                 raise
-            return found.__get__(self, type(self)) if hasattr(found, "__get__") else found
+            return found.__get__(self, self.__dict__["_origin"]) if hasattr(found, "__get__") else found
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        copied = super().__deepcopy__(memo)
+        copied: Any = super().__deepcopy__(memo)
         for name, value in self.__dict__.items():
             if name in _STATE or _is_hooks(name) or name not in copied.__dict__:
                 copied.__dict__[name] = copy.deepcopy(value, memo)
+        copied._answer_as_container()
         return copied
+
+    def _answer_as_container(self) -> None:
+        """Let ``len(model)``, ``model[0]`` and loops work where the user's class has them; each model has its class."""
+        for name in _CONTAINER:
+            method = inspect.getattr_static(self.__dict__["_origin"], name, None)
+            if method is not None:
+                setattr(type(self), name, _seen_as_before(method))
+
+
+def _seen_as_before(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of a container, for which the quantizers that were placed beside its members do not exist."""
+
+    @functools.wraps(method)
+    def answer(self: CapturedModel, *args: Any) -> Any:
+        seen = object.__new__(self.__dict__["_origin"])
+        members = {name: self._modules[name] for name in self.__dict__["_own_children"]}
+        seen.__dict__.update(self.__dict__, _modules=members)
+        return method(seen, *args)
+
+    return answer
+
+
+def _defaults(root: nn.Module, graph: fx.Graph) -> dict[str, Any]:
+    """The arguments of forward that are no inputs of the graph, with their defaults."""
+    taken = {str(n.target) for n in graph.nodes if n.op == "placeholder"}
+    parameters = inspect.signature(root.forward).parameters.values()
+    return {p.name: p.default for p in parameters if p.default is not p.empty and p.name not in taken}

@@ -1,66 +1,66 @@
-"""Parity: whether two results of a model are equal, and if not, where and by how much they differ."""
+"""Whether two results are the same, bit for bit, and where two models part."""
 
 import copy
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
+
+from bitwright.graph.inputs import Inputs, bind_inputs
+from bitwright.graph.model import CapturedModel
 
 
-def runner(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[[], Any]:
-    """A function that runs a copy of ``model``, as it is then, always on the same inputs and random numbers."""
-
-    def run() -> Any:
-        now = copy.deepcopy(model)
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            return now(*copy.deepcopy(args), **copy.deepcopy(dict(kwargs)))
-
-    return run
-
-
-def difference(before: Any, after: Any, tolerance: float = 0.0, where: str = "the output") -> str:
-    """Say where two results differ, or return nothing; ``tolerance`` is a part of the largest value before."""
-    if isinstance(before, torch.Tensor) and isinstance(after, torch.Tensor):
-        return _of_tensors(before, after, tolerance, where)
-    if type(before) is not type(after):
-        return f"{where} was a {type(before).__name__} and is a {type(after).__name__}"
-    items = _items(before)
-    if items is None:
-        return "" if before == after or before != before else f"{where} was {before!r} and is {after!r}"
-    others = _items(after) or {}
-    if list(items) != list(others):
-        return f"{where} had the parts {list(items)} and has {list(others)}"
-    told = (difference(items[k], others[k], tolerance, f"{where}[{k!r}]") for k in items)
-    return next((line for line in told if line), "")
+def same(a: Any, b: Any) -> bool:
+    """Whether two results of any nesting agree bit for bit."""
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+        return a.shape == b.shape and a.dtype == b.dtype and bool(torch.equal(a, b) or _equal_with_nan(a, b))
+    if isinstance(a, Mapping) and isinstance(b, Mapping):
+        return list(a) == list(b) and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, tuple | list) and isinstance(b, tuple | list):
+        return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
+    if type(a) is not type(b):
+        return False
+    if dataclasses.is_dataclass(a):
+        return all(same(getattr(a, f.name), getattr(b, f.name)) for f in dataclasses.fields(a))
+    if type(a).__eq__ is object.__eq__ and hasattr(a, "__dict__"):
+        return same(vars(a), vars(b))
+    return bool(a == b or a != a)
 
 
-def _items(value: Any) -> dict[Any, Any] | None:
-    if isinstance(value, Mapping):
-        return dict(value)
-    if isinstance(value, tuple | list):
-        return dict(enumerate(value))
-    if dataclasses.is_dataclass(value):
-        return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
-    return None
+def _equal_with_nan(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.is_floating_point() and torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
 
 
-def _of_tensors(before: torch.Tensor, after: torch.Tensor, tolerance: float, where: str) -> str:
-    if before.shape != after.shape or before.dtype != after.dtype:
-        return f"{where} was {_describe(before)} and is {_describe(after)}"
-    if torch.equal(before, after):
-        return ""
-    wide_before, wide_after = (t.to(torch.complex128 if t.is_complex() else torch.float64) for t in (before, after))
-    same = (wide_before == wide_after) | (wide_before.isnan() & wide_after.isnan())
-    gap = (wide_before - wide_after).abs().masked_fill(same, 0.0)
-    finite = wide_before.abs().masked_fill(~wide_before.isfinite(), 0.0)
-    largest, furthest = float(finite.max()), float(gap.max())
-    if furthest <= tolerance * largest:  # false too for NaN, where only one side has it
-        return ""
-    return f"{where} differs by {furthest:.3g}, its largest value being {largest:.3g} (allowed: {tolerance:g} of it)"
+def first_deviation(captured: nn.Module, root: nn.Module, inputs: Inputs) -> str:
+    """The first call in a graph that gives something else than the same call in the original."""
+    if not isinstance(captured, CapturedModel):
+        return "inside an island"
+    seen: dict[str, list[Any]] = {}
+    handles = [
+        m.register_forward_hook(lambda _m, _a, out, path=path: seen.setdefault(path, []).append(copy.deepcopy(out)))
+        for path, m in root.named_modules()
+        if path
+    ]
+    try:
+        values = copy.deepcopy(inputs)
+        root(*values.args, **values.kwargs)
+    finally:
+        for handle in handles:
+            handle.remove()
 
+    class Compare(fx.Interpreter):
+        first = ""
 
-def _describe(tensor: torch.Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+        def run_node(self, n: fx.Node) -> Any:
+            out = super().run_node(n)
+            calls = seen.get(str(n.target)) if n.op == "call_module" else None
+            if calls and not self.first and not same(out, calls.pop(0)):
+                self.first = f"{n.name!r} ({n.target})"
+            return out
+
+    compare = Compare(captured)
+    values = copy.deepcopy(inputs)
+    compare.run(*bind_inputs(root, values.args, values.kwargs).values())
+    return compare.first or "a function between modules"

@@ -8,7 +8,7 @@ from bitwright.graph.match.index import GraphIndex
 from bitwright.graph.model import CapturedModel
 from bitwright.graph.options import check_options
 from bitwright.graph.order import order_schedules
-from bitwright.graph.parity import difference
+from bitwright.graph.differences import difference
 from bitwright.graph.rewrite import PassResult
 from bitwright.graph.schedule import Schedule, Stage, find_schedule
 
@@ -28,7 +28,7 @@ def run_stage(
         model: what is rewritten.
         stage: ``"simplify"`` or ``"fuse"``.
         switches: by the names of schedules: whether each runs, or its options.
-        check: computes the model's outputs by its graph as it then is (see ``parity.runner``). If given, they are
+        check: computes the model's outputs by its graph as it then is (see ``differences.runner``). If given, they are
             compared before and after each schedule, and one that changes them is an error.
     """
     chosen = read_switches(switches or {})

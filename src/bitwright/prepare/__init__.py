@@ -8,11 +8,11 @@ from torch import nn
 
 from bitwright.backends import BACKENDS, Backend, find_backend
 from bitwright.errors import ConfigError
-from bitwright.graph import Capture, Inputs, PassResult, capture, read_switches, run_stage, runner
+from bitwright.graph import Capture, Leaf, PassResult, capture, check_attributes, read_switches, run_stage, runner
 from bitwright.graph.sketch import sketch
 from bitwright.nn.operators import operator_of_module
 from bitwright.nn.registry import is_custom, qmodule_for
-from bitwright.prepare.decide import Decision, decide, join_activations, node_name
+from bitwright.prepare.decide import Decision, decide, join_activations, leaf_reason, node_name
 from bitwright.prepare.decide_again import decide_again
 from bitwright.prepare.effects import check_effects
 from bitwright.prepare.ledger import Entry, Ledger, Verdict, attach, is_prepared, ledger_of
@@ -37,6 +37,9 @@ def prepare(
     skip: Iterable[str] = (),
     allow_float: bool = False,
     debug: bool = False,
+    leaves: Iterable[Leaf] = (),
+    preserve_attr: Mapping[str, Iterable[str]] | None = None,
+    concrete_args: Mapping[str, Any] | None = None,
 ) -> nn.Module:
     """Make a copy of ``model`` that computes as ``backend`` will, once calibrated.
 
@@ -52,6 +55,11 @@ def prepare(
         allow_float: leave an operator float where the backend cannot do what is asked, and say so in the ledger,
             instead of refusing.
         debug: run the model before and after every schedule, and name the first that changes what it computes.
+        leaves: modules that stay whole, run as written, and are not quantized inside: names, globs, classes or
+            ``type:Name``.
+        preserve_attr: attributes and methods that the result must have, by the module that has them (``""`` is the
+            model): ``{"": ["generate"], "backbone": ["features"]}``. All are kept; those named here are checked.
+        concrete_args: arguments of forward that are fixed to these values.
 
     Returns:
         The prepared model in eval mode, all quantizers off: it still computes exactly what ``model`` does.
@@ -59,8 +67,10 @@ def prepare(
     wishes, target = check_wishes(backend, recipe, weight, activation, skip, allow_float=allow_float)
     if is_prepared(model):
         raise ConfigError("this model is prepared already; prepare the float model it was made from")
-    captured = capture(model, example_inputs)
-    ledger = Ledger(target, wishes, Inputs.of(example_inputs), islands=captured.islands, decisions=captured.decisions)
+    check_attributes(model, preserve_attr or {})
+    whole = (*wishes.leaves, *([leaves] if isinstance(leaves, str | type) else leaves))
+    captured = capture(model, example_inputs, leaves=whole, concrete_args=concrete_args)
+    ledger = Ledger(target, wishes, captured.example, islands=captured.islands, decisions=captured.decisions)
     ledger.before = {prefix: sketch(region) for prefix, region in captured.regions.items()}
     rerun = runner(captured.model, ledger.example.args, ledger.example.kwargs) if debug else None
     subjects = Subjects(captured.model)
@@ -83,6 +93,7 @@ def prepare(
         region.recompile()
     _swap_loose(captured, wishes, target, ledger)
     check_effects(wishes, target, ledger)
+    _note_leaves(captured, ledger)
     attach(captured.model, ledger)
     return captured.model.eval()
 
@@ -148,6 +159,15 @@ def _weight_spec(region: nn.Module, decision: Decision) -> str:
     module = region.get_submodule(str(decision.node.target))
     quantizer = getattr(module, "_weight_quantizer", None)
     return "" if quantizer is None else str(quantizer.spec)
+
+
+def _note_leaves(captured: Capture, ledger: Ledger) -> None:
+    """Enter the leaves that no graph calls, as those inside of an island."""
+    named = {entry.name for entry in ledger.entries}
+    for path, wish in captured.leaves.items():
+        if path not in named:
+            kind = type(captured.model.get_submodule(path)).__name__
+            ledger.entries.append(Entry(path, kind, Verdict.FLOAT, leaf_reason(wish)))
 
 
 def _swap_loose(captured: Capture, wishes: Recipe, target: Backend, ledger: Ledger) -> None:

@@ -117,7 +117,10 @@ def decide(
         custom = custom_qmodule(node, module)
         decision = Decision(node, operator, entry, wishes, rule, subject, custom, node in ends)
         decisions[node] = decision
-        if isinstance(module, TensorQuantizer):
+        if wish := node.meta.get("leaf"):
+            decision.operator = decision.custom = None
+            entry.operator, entry.reason = type(module).__name__, leaf_reason(wish)
+        elif isinstance(module, TensorQuantizer):
             entry.verdict, entry.reason = Verdict.INTEGER, "a quantizer placed by hand"
         elif isinstance(module, QuantInputMixin):
             entry.verdict, entry.reason = Verdict.INTEGER, "has quantizers of its own"
@@ -126,6 +129,11 @@ def decide(
         if decision.quantizes:
             entry.asked = wishes.asked(operator is not None and operator.weight)
     return decisions
+
+
+def leaf_reason(wish: str) -> str:
+    """Why a leaf stays float."""
+    return f"a leaf by request: {wish!r}"
 
 
 def join_activations(decisions: dict[fx.Node, Decision], backend: Backend) -> None:

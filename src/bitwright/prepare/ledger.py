@@ -9,8 +9,8 @@ from torch import nn
 from bitwright.backends import Backend
 from bitwright.errors import ConfigError
 from bitwright.graph import Inputs
+from bitwright.graph.guards import Decision
 from bitwright.graph.sketch import Spot
-from bitwright.graph.tracer import Decision
 from bitwright.recipe import Recipe
 
 

@@ -35,6 +35,8 @@ class Recipe(Strict):
         default_factory=dict, validation_alias=AliasChoices("schedules", "SCHEDULE")
     )
     """By name: whether a schedule runs, or its options. An older dialect calls it SCHEDULE."""
+    leaves: tuple[str, ...] = ()
+    """Modules that stay whole and float: names, globs, or type:Name."""
     allow_float: bool = False
     """Leave an operator float where the backend cannot do what is asked, instead of refusing it all."""
 

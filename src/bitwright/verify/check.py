@@ -17,7 +17,7 @@ from torch import nn
 from bitwright.calibrate import as_inputs
 from bitwright.errors import ConfigError, UnknownNameError, VerifyError, require, suggest
 from bitwright.graph import CapturedModel, Inputs
-from bitwright.graph.tracer import bind_inputs
+from bitwright.graph.inputs import bind_inputs
 from bitwright.modes import eval_mode
 from bitwright.prepare import Ledger, ledger_of
 from bitwright.progress import track

@@ -12,7 +12,7 @@ import torch
 from torch import fx, nn
 
 from bitwright.graph import CapturedModel, Inputs
-from bitwright.graph.tracer import bind_inputs
+from bitwright.graph.inputs import bind_inputs
 from bitwright.numerics import dequantize
 from bitwright.quantizer import TensorQuantizer
 from bitwright.verify.proof import OutputCheck, TensorCheck

@@ -8,7 +8,7 @@ from torch import Tensor, fx, nn
 
 from bitwright.errors import ConfigError
 from bitwright.graph import CapturedModel, Inputs
-from bitwright.graph.tracer import bind_inputs
+from bitwright.graph.inputs import bind_inputs
 from bitwright.modes import eval_mode
 from bitwright.nn.mixins import QuantMixin
 from bitwright.prepare import node_name

@@ -1,0 +1,29 @@
+"""Attributes and methods of the user's modules that must outlive capture."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch import nn
+
+from bitwright.errors import ConfigError, UnknownNameError, suggest
+
+
+def check_attributes(model: Any, wishes: Mapping[str, Iterable[str]]) -> None:
+    """Refuse names that the modules do not have; a captured model answers for all that they have.
+
+    Modules inside of a captured model keep their class, and the captured model itself answers for the attributes and
+    methods of the class it was made from: so there is nothing to copy, only to check.
+    """
+    if not isinstance(wishes, Mapping):
+        raise ConfigError(f"preserve_attr must be a dict of module names and attribute names, not {wishes!r}")
+    modules = dict(model.named_modules(remove_duplicate=False)) if isinstance(model, nn.Module) else {}
+    for path, names in wishes.items():
+        if path not in modules:
+            hint = suggest(path, [p for p in modules if p])
+            raise UnknownNameError(f"preserve_attr names the module {path!r}, which the model has not{hint}")
+        kind = type(modules[path])
+        for name in [names] if isinstance(names, str) else names:
+            if not hasattr(modules[path], name):
+                owner = f"the module {path!r}" if path else "the model"
+                hint = suggest(name, [n for n in dir(modules[path]) if not n.startswith("_")])
+                raise UnknownNameError(f"{owner} ({kind.__name__}) has no attribute {name!r} to preserve{hint}")

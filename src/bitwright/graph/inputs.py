@@ -1,0 +1,78 @@
+"""Example inputs as a call, and by the names that forward gives them."""
+
+import inspect
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+
+@dataclass
+class Inputs:
+    """Example inputs as a call: positional and keyword arguments."""
+
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, example: Any) -> "Inputs":
+        """Read a tensor, a tuple or list of arguments, or a dict of keyword arguments."""
+        if isinstance(example, Inputs):
+            return example
+        if isinstance(example, Mapping):
+            return cls((), dict(example))
+        if isinstance(example, tuple | list):
+            return cls(tuple(example))
+        return cls((example,))
+
+    def with_values(self, model: nn.Module, values: Mapping[str, Any]) -> "Inputs":
+        """This call with arguments of ``model.forward`` set by name, where it may have others or none."""
+        names = list(inspect.signature(model.forward).parameters)
+        args = tuple(values.get(name, given) for name, given in zip(names, self.args, strict=False))
+        args += self.args[len(args) :]
+        rest = {n: v for n, v in values.items() if n not in names[: len(args)]}
+        return Inputs(args, {**self.kwargs, **rest})
+
+    def without(self, model: nn.Module, names: Collection[str]) -> "Inputs":
+        """This call without some of the arguments of ``model.forward``."""
+        known = list(inspect.signature(model.forward).parameters)
+        args = [value for i, value in enumerate(self.args) if i >= len(known) or known[i] not in names]
+        return Inputs(tuple(args), {n: v for n, v in self.kwargs.items() if n not in names})
+
+    def __str__(self) -> str:
+        parts = [_describe(a) for a in self.args] + [f"{k}={_describe(v)}" for k, v in self.kwargs.items()]
+        return "(" + ", ".join(parts) + ")"
+
+
+def bind_inputs(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Name the example inputs as ``model.forward`` does; of ``*args``, the first is called ``args_0``."""
+    bound = inspect.signature(model.forward).bind(*args, **kwargs)
+    named: dict[str, Any] = {}
+    for name, value in bound.arguments.items():
+        kind = inspect.signature(model.forward).parameters[name].kind
+        if kind is inspect.Parameter.VAR_POSITIONAL:
+            named.update({f"{name}_{i}": v for i, v in enumerate(value)})
+        elif kind is inspect.Parameter.VAR_KEYWORD:
+            named.update(value)
+        else:
+            named[name] = value
+    return named
+
+
+def caller(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[..., Any]:
+    """Return a function that calls a forward with named values, laid out as ``args`` and ``kwargs`` are."""
+    names = list(bind_inputs(model, args, kwargs))
+    positional, keyword = names[: len(args)], names[len(args) :]
+
+    def call(forward: Callable[..., Any], values: Mapping[str, Any]) -> Any:
+        return forward(*(values[n] for n in positional), **{n: values[n] for n in keyword})
+
+    return call
+
+
+def _describe(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    return type(value).__name__ if isinstance(value, Mapping | tuple | list) else repr(value)
