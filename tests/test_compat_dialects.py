@@ -274,13 +274,13 @@ def test_the_seeds_config_as_a_file(tmp_path, capsys):
             {"match": "node:layer1_1_conv1", "skip": True},
             {"match": "node:layer1_1_conv1", "force": True},
         ],
+        "leaves": ["type:torch.nn.modules.rnn.LSTM"],
     }
     keys = (
         "extra_fuse_dict: the methods that fuse Linear+BatchNorm1d are code",
         "additional_qat_module_mapping",
         "preserve_attr",
         "concrete_args",
-        "leaf_module",
         "backend",
     )
     for key in keys:
@@ -308,10 +308,10 @@ def test_mqbench_as_yaml(tmp_path):
         *("type:Conv2d", "type:Upsample", "type:Gate"),
         *("op:add", "op:mean", "op:shift"),
     ]
+    assert recipe.leaves == ("type:mine.nets.Gate",)
     assert notes == [
         "extra_fuse_dict: the methods that fuse Conv2d+Gate are code; prepare_by_platform runs them",
         "additional_qat_module_mapping: register_qmodule the classes for Conv2d",
-        "leaf_module: give bw.prepare leaves, the names of all Gate",
     ]
 
 

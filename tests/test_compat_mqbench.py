@@ -452,6 +452,7 @@ def test_leaves_and_concrete_args(x):
         ),
     ):
         assert type(made.inner) is Inner
+        assert "inner.conv" not in verdicts(made)
         assert isinstance(made.last, QuantConv2d)
         assert torch.equal(made(x), model(x))
     for key in ("concrete_args", "concrect_args"):
@@ -621,8 +622,14 @@ BAD = [
     ),
     (config(extra_quantizer_dict={"exclude_function_type": [nn.ReLU]}), r"has functions such as operator.add, not"),
     (config(extra_quantizer_dict={"exclude_node_name": {"a": 1}}), r"exclude_node_name must be a list, not"),
-    (config(preserve_attr={"": ["func3"]}), r"preserve_attr: the model has no attribute 'func3': did you mean 'func1'"),
-    (config(preserve_attr={"bakbone": ["func2"]}), r"preserve_attr: the model has no module 'bakbone': .*'backbone'"),
+    (
+        config(preserve_attr={"": ["func3"]}),
+        r"the model \(Net\) has no attribute 'func3' to preserve: did you mean 'func1'",
+    ),
+    (
+        config(preserve_attr={"bakbone": ["func2"]}),
+        r"preserve_attr names the module 'bakbone', .*: did you mean 'backbone'",
+    ),
     (config(preserve_attr=["func1"]), r"preserve_attr maps names of modules to lists of attributes"),
     (config(extra_fuse_dict={"additional_fusion_patterns": {}}), r"did you mean 'additional_fusion_pattern'"),
     (
@@ -654,7 +661,7 @@ BAD = [
         r"fuse_scale cannot fuse layer1.0.conv1, layer1.0.bn1: AttributeError",
     ),
     (config(leaf_module=[3]), r"leaf_module has module classes, not 3"),
-    (config(leaf_module=[Scale]), r"leaf_module: the model has no Scale"),
+    (config(leaf_module=[Scale]), r"the leaf 'type:.*Scale' is no module of the model"),
     (config(concrete_args=[3]), r"concrete_args must be a mapping"),
     (config(concrete_args={"a": 1}, concrect_args={"a": 1}), r"both concrete_args and concrect_args"),
     ([], r"extra_config must be a mapping of settings, not \[\]"),

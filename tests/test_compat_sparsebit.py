@@ -410,8 +410,8 @@ def test_modules_that_are_not_traced(model, x):
 
 def test_what_has_no_equivalent_is_said(model):
     changes = {"SCHEDULE__BN_TUNING": True, "SCHEDULE__DISABLE_UNNECESSARY_QUANT": False, "DEVICE": "cpu"}
-    _, notes = to_recipe(config(**changes, SKIP_TRACE_MODULES=["blocks"]))
-    starts = ["SCHEDULE.DISABLE_UNNECESSARY_QUANT", "SCHEDULE.BN_TUNING", "SKIP_TRACE_MODULES", "DEVICE"]
+    _, notes = to_recipe(config(**changes))
+    starts = ["SCHEDULE.DISABLE_UNNECESSARY_QUANT", "SCHEDULE.BN_TUNING", "DEVICE"]
     assert [note.split(":")[0] for note in notes] == starts
     assert to_recipe(config())[1] == []
 
@@ -453,7 +453,10 @@ def test_the_device(model, x):
             {"W": {"SPECIFIC": [{"first": ["QUANTIZER.BITS", 4]}]}},
             r"W.SPECIFIC\['first'\] has no key 'BITS': did you mean 'BIT'",
         ),
-        ({"W": {"SPECIFIC": [{"firstt": ["QUANTIZER.BIT", 4]}]}}, r"the rule 'firstt' matches no.*did you mean 'first'"),
+        (
+            {"W": {"SPECIFIC": [{"firstt": ["QUANTIZER.BIT", 4]}]}},
+            r"the rule 'firstt' matches no.*did you mean 'first'",
+        ),
         ({"W": {"SPECIFIC": [{"blocks_0_cnv": ["QUANTIZER.BIT", 4]}]}}, r"matches no.*did you mean 'blocks.0.conv'"),
         (
             {"W": {"SPECIFIC": [{"blcks*": ["QUANTIZER.BIT", 4]}]}, "A": {"SPECIFIC": [{"*": ["QUANTIZER.BIT", 4]}]}},

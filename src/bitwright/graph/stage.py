@@ -4,11 +4,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from bitwright.errors import ConfigError, ScheduleError
+from bitwright.graph.differences import difference
 from bitwright.graph.match.index import GraphIndex
 from bitwright.graph.model import CapturedModel
 from bitwright.graph.options import check_options
 from bitwright.graph.order import order_schedules
-from bitwright.graph.differences import difference
 from bitwright.graph.rewrite import PassResult
 from bitwright.graph.schedule import Schedule, Stage, find_schedule
 

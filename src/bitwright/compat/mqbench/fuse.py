@@ -39,15 +39,27 @@ def read_fusions(given: Any) -> tuple[dict[Chain, Fuse], dict[type[nn.Module], t
     return found, dict(modules)
 
 
-def fuse_chains(model: nn.Module, inputs: Inputs, methods: Mapping[Chain, Fuse], folds_norms: bool) -> nn.Module:
-    """A copy of ``model`` in which every chain of modules is one: at the first's place, the others pass values on."""
+def fuse_chains(
+    model: nn.Module, inputs: Inputs, methods: Mapping[Chain, Fuse], folds_norms: bool, **capturing: Any
+) -> nn.Module:
+    """A copy of ``model`` in which every chain of modules is one: at the first's place, the others pass values on.
+
+    Args:
+        model: the float model.
+        inputs: what it is captured with, to see which module feeds which.
+        methods: what makes one module of a chain.
+        folds_norms: whether the backend folds norms, so that Bitwright's own methods need not run.
+        capturing: what else ``capture`` is told.
+    """
     wanted = {c: m for c, m in methods.items() if not (folds_norms and DEFAULT_METHODS.get(c) is m)}
     if not wanted:
         return model
+    classes = {cls for chain in wanted for cls in chain if any(type(m) is cls for m in model.modules())}
+    captured = capture(model, inputs, leaves=classes, **capturing)
     whole = copy.deepcopy(model)
     done: set[str] = set()
     unused = set(wanted)
-    for prefix, region in capture(model, inputs).regions.items():
+    for prefix, region in captured.regions.items():
         for chain, names in _find(region, sorted(wanted, key=len, reverse=True)):
             paths = [f"{prefix}.{name}" if prefix else name for name in names]
             if done.isdisjoint(paths):

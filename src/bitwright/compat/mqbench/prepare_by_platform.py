@@ -11,7 +11,8 @@ from bitwright.compat.mqbench.nn.frozen import freeze_norms
 from bitwright.compat.mqbench.translate import ExtraConfig, read_config
 from bitwright.compat.pending import keep_modes, postpone
 from bitwright.errors import ConfigError, UnknownNameError, suggest
-from bitwright.graph import Inputs
+from bitwright.graph import Inputs, check_attributes
+from bitwright.graph.leaves import find_leaves
 from bitwright.nn.registry import serving
 from bitwright.prepare import check_wishes, prepare
 from bitwright.prepare.ledger import is_prepared
@@ -49,17 +50,16 @@ def prepare_by_platform(
         raise ConfigError("this model is prepared already; prepare the float model it was made from")
     config = read_config(deploy_backend, prepare_custom_config_dict)
     check_wishes(None, config.recipe, None, None, ())
-    options: dict[str, Any] = {
-        "leaves": _leaves(model, config, custom_tracer),
-        "preserve_attr": config.preserve_attr,
-        "concrete_args": config.concrete_args,
-    }
+    leaves = _opaque(model, custom_tracer)
+    find_leaves(model, config.recipe.leaves)
+    check_attributes(model, config.preserve_attr)
     _check_names(model, config)
 
     def finish(model: nn.Module, inputs: Inputs) -> nn.Module:
-        whole = fuse_chains(model, inputs, config.fusions, config.folds_norms)
+        fixed = config.concrete_args
+        whole = fuse_chains(model, inputs, config.fusions, config.folds_norms, concrete_args=fixed)
         with serving(config.modules):
-            made = prepare(whole, inputs, recipe=config.recipe, **{k: v for k, v in options.items() if v})
+            made = prepare(whole, inputs, recipe=config.recipe, leaves=leaves, concrete_args=fixed)
         start_learning(made, inputs)
         keep_modes(made, whole)
         if freeze_bn:
@@ -69,36 +69,20 @@ def prepare_by_platform(
     return postpone(model, finish) if example_inputs is None else finish(model, Inputs.of(example_inputs))
 
 
-def _leaves(model: nn.Module, config: ExtraConfig, tracer: Any) -> list[str]:
-    """Names of the modules that are not looked into."""
-    named = [(name, module) for name, module in model.named_modules() if name]
-    found = [name for name, module in named if isinstance(module, tuple(config.leaves))]
-    for cls in config.leaves:
-        if not any(isinstance(module, cls) for _, module in named):
-            raise UnknownNameError(
-                f"leaf_module: the model has no {cls.__name__}"
-                f"{suggest(cls.__name__, {type(module).__name__ for _, module in named})}"
-            )
-    if tracer is not None:
-        asks = getattr(tracer, "is_leaf_module", None)
-        if asks is None:
-            raise ConfigError(f"custom_tracer must be an fx.Tracer with is_leaf_module, not {tracer!r}")
-        found += [name for name, module in named if any(module.children()) and asks(module, name)]
-    return list(dict.fromkeys(found))
+def _opaque(model: nn.Module, tracer: Any) -> list[str]:
+    """Names of the modules that a user's tracer does not look into."""
+    if tracer is None:
+        return []
+    asks = getattr(tracer, "is_leaf_module", None)
+    if asks is None:
+        raise ConfigError(f"custom_tracer must be an fx.Tracer with is_leaf_module, not {tracer!r}")
+    return [name for name, module in model.named_modules() if name and any(module.children()) and asks(module, name)]
 
 
 def _check_names(model: nn.Module, config: ExtraConfig) -> None:
-    """Refuse now names of modules and attributes that the model does not have."""
+    """Refuse now names of modules that the model does not have."""
     modules = dict(model.named_modules(remove_duplicate=False))
     lost = [r.match for r in config.recipe.rules if r.skip and ":" not in r.match and r.match not in modules]
     if lost:
         lines = (f"the model has no module {name!r}{suggest(name, [m for m in modules if m])}" for name in lost)
         raise UnknownNameError("exclude_module_name: " + "; ".join(lines))
-    for path, names in config.preserve_attr.items():
-        if path not in modules:
-            raise UnknownNameError(f"preserve_attr: the model has no module {path!r}{suggest(path, modules)}")
-        for name in names:
-            if not hasattr(modules[path], name):
-                known = [n for n in dir(modules[path]) if not n.startswith("_")]
-                title = repr(path) if path else "the model"
-                raise UnknownNameError(f"preserve_attr: {title} has no attribute {name!r}{suggest(name, known)}")

@@ -14,6 +14,7 @@ from bitwright.compat.mqbench.fuser_method_mappings import Chain, Fuse
 from bitwright.compat.mqbench.qconfig import read_qconfig
 from bitwright.compat.mqbench.selection import added_type, read_selection
 from bitwright.errors import ConfigError
+from bitwright.graph.leaves import spell
 from bitwright.recipe import Recipe
 
 KEYS = [
@@ -36,7 +37,6 @@ class ExtraConfig:
     modules: dict[type[nn.Module], type[nn.Module]] = field(default_factory=dict)
     preserve_attr: dict[str, list[str]] = field(default_factory=dict)
     concrete_args: dict[str, Any] = field(default_factory=dict)
-    leaves: list[type[nn.Module]] = field(default_factory=list)
     folds_norms: bool = True
 
 
@@ -50,20 +50,18 @@ def read_config(backend: BackendType | str, extra_config: Any) -> ExtraConfig:
     recipe = Recipe(
         backend=target.value,
         rules=tuple(rules),
+        schedules={"fold_batchnorm": False} if academic else {},
+        leaves=tuple(_leaf(cls) for cls in items("leaf_module", config.get("leaf_module", []))),
         **read_qconfig(config.get("extra_qconfig_dict")),  # pyrefly: ignore
-        **({"schedules": {"fold_batchnorm": False}} if academic else {}),  # pyrefly: ignore
     )
-    folds = BACKENDS.get(target.value).folds_norms and not academic
-    if config.get("concrete_args") and config.get("concrect_args"):
-        raise ConfigError("extra_config has both concrete_args and concrect_args: give one")
-    leaves = items("leaf_module", config.get("leaf_module", []))
-    for cls in leaves:
-        if not isinstance(cls, type) or not issubclass(cls, nn.Module):
-            raise ConfigError(f"leaf_module has module classes, not {cls!r}")
-    concrete = config.get("concrete_args") or config.get("concrect_args") or {}
-    if not isinstance(concrete, Mapping):
-        raise ConfigError(f"concrete_args must be a mapping of arguments of forward, not {concrete!r}")
-    return ExtraConfig(recipe, fusions, modules, _preserved(config.get("preserve_attr")), dict(concrete), leaves, folds)
+    return ExtraConfig(
+        recipe,
+        fusions,
+        modules,
+        preserve_attr=_preserved(config.get("preserve_attr")),
+        concrete_args=_fixed(config),
+        folds_norms=BACKENDS.get(target.value).folds_norms and not academic,
+    )
 
 
 def to_recipe(extra_config: Any, backend: BackendType | str = BackendType.Academic) -> tuple[Recipe, list[str]]:
@@ -75,13 +73,27 @@ def to_recipe(extra_config: Any, backend: BackendType | str = BackendType.Academ
         f"additional_qat_module_mapping: register_qmodule the classes for {_names(read.modules)}": read.modules,
         f"preserve_attr: give bw.prepare preserve_attr={read.preserve_attr}": read.preserve_attr,
         f"concrete_args: give bw.prepare concrete_args={read.concrete_args}": read.concrete_args,
-        f"leaf_module: give bw.prepare leaves, the names of all {_names(read.leaves)}": read.leaves,
     }
     return read.recipe, [note for note, given in found.items() if given]
 
 
 def _names(classes: Iterable[type[nn.Module]]) -> str:
     return ", ".join(cls.__name__ for cls in classes)
+
+
+def _leaf(cls: Any) -> str:
+    if not isinstance(cls, type) or not issubclass(cls, nn.Module):
+        raise ConfigError(f"leaf_module has module classes, not {cls!r}")
+    return spell(cls)
+
+
+def _fixed(config: Mapping[str, Any]) -> dict[str, Any]:
+    given = [config[key] for key in ("concrete_args", "concrect_args") if config.get(key)]
+    if len(given) > 1:
+        raise ConfigError("extra_config has both concrete_args and concrect_args: give one")
+    if given and not isinstance(given[0], Mapping):
+        raise ConfigError(f"concrete_args must be a mapping of arguments of forward, not {given[0]!r}")
+    return dict(given[0]) if given else {}
 
 
 def _preserved(given: Any) -> dict[str, list[str]]:

@@ -17,6 +17,7 @@ from bitwright.compat.sparsebit.translate import to_recipe
 from bitwright.errors import CalibrationError, ConfigError
 from bitwright.export import export
 from bitwright.graph import Inputs
+from bitwright.graph.leaves import find_leaves
 from bitwright.prepare import ledger_of, prepare
 
 
@@ -49,10 +50,10 @@ class QuantModel(nn.Module):
         self.cfg = parse_qconfig(config)
         self.recipe, self.notes = to_recipe(self.cfg)
         self._batches: list[Inputs] | None = None
-        options: dict[str, Any] = {"leaves": list(self.cfg.SKIP_TRACE_MODULES)} if self.cfg.SKIP_TRACE_MODULES else {}
+        find_leaves(model, self.recipe.leaves)
 
         def finish(model: nn.Module, inputs: Inputs) -> nn.Module:
-            made = prepare(model, inputs, recipe=self.recipe, **options)
+            made = prepare(model, inputs, recipe=self.recipe)
             check_patterns(self.cfg, [entry.name for entry in ledger_of(made).entries])
             return made
 

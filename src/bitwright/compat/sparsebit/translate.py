@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from bitwright.backends import BACKENDS
-from bitwright.compat.keys import flag
+from bitwright.compat.keys import flag, items
 from bitwright.compat.sparsebit.defaults import SCHEDULE
 from bitwright.compat.sparsebit.quant_config import parse_qconfig
 from bitwright.compat.sparsebit.specific import read_specific
@@ -35,6 +35,7 @@ def to_recipe(config: str | Path | Mapping[str, Any]) -> tuple[Recipe, list[str]
         activation=read_tensor("A", cfg.A),
         rules=tuple(rules),
         schedules=schedules,
+        leaves=tuple(str(name) for name in items("SKIP_TRACE_MODULES", cfg.SKIP_TRACE_MODULES)),
     )
     return recipe, _notes(cfg, switches)
 
@@ -45,8 +46,6 @@ def _notes(cfg: Any, switches: Mapping[str, bool]) -> list[str]:
         notes.append("SCHEDULE.DISABLE_UNNECESSARY_QUANT: False: what a backend fuses has no quantizer in between")
     if switches["BN_TUNING"]:
         notes.append("SCHEDULE.BN_TUNING: re-estimating BatchNorm statistics is no part of preparing a model")
-    if cfg.SKIP_TRACE_MODULES:
-        notes.append(f"SKIP_TRACE_MODULES: give bw.prepare leaves={list(cfg.SKIP_TRACE_MODULES)}")
     if cfg.DEVICE:
         notes.append(f"DEVICE: move the model to {cfg.DEVICE!r}")
     return notes
