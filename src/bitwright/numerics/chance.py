@@ -88,8 +88,8 @@ def _some_gradients(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     values, g = wide(x), wide(grad)
     some = noise(values, key) < odds
-    inside, *sums = gradients_of(values, torch.where(some, g, 0.0), step, zero_point, qmin, qmax)
-    return torch.where(some, inside, g).to(grad.dtype), *sums
+    inside, step_sum, below, above = gradients_of(values, torch.where(some, g, 0.0), step, zero_point, qmin, qmax)
+    return torch.where(some, inside, g).to(grad.dtype), step_sum, below, above
 
 
 def _odds(x: Tensor, probability: float) -> Tensor:

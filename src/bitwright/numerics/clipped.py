@@ -47,8 +47,8 @@ def gradients_of(
 def _gradients(
     x: Tensor, grad: Tensor, step: Tensor, zero_point: Tensor, qmin: int, qmax: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    inside, *sums = gradients_of(wide(x), wide(grad), step, zero_point, qmin, qmax)
-    return inside.to(grad.dtype), *sums
+    inside, step_sum, below, above = gradients_of(wide(x), wide(grad), step, zero_point, qmin, qmax)
+    return inside.to(grad.dtype), step_sum, below, above
 
 
 def _forward(

@@ -18,7 +18,8 @@ from torch import Tensor
 _log = logging.getLogger(__name__)
 WARM_UP = 500_000_000
 SMALL = 1 << 14
-_ONE_LOOP = {"realize_reads_threshold": 64, "realize_opcount_threshold": 1024}
+# Let long formulas stay in one loop, which by default are cut in pieces that go through memory.
+_ONE_LOOP: dict[str, Any] = {"realize_reads_threshold": 64, "realize_opcount_threshold": 1024}
 
 
 class Fused:
