@@ -88,7 +88,7 @@ def step_of(layer, x, run=None):
 def test_compiled_kernels_give_the_bits_of_eager_ones(name, monkeypatch, compiled_kernels):
     """Values and gradients of single values bit for bit; only sums over many values may differ in the last bits.
 
-    NNIE's powers of two come from the libraries that eager and compiled code call: its levels may differ in the last bit.
+    NNIE's powers of two come from the libraries that eager and compiled code call: the last bit may differ.
     """
     layer = Layer(name, (4, SMALL // 4 + 5))
     monkeypatch.setenv("BITWRIGHT_COMPILE", "0")
