@@ -1,6 +1,10 @@
-"""What methods cost, in units of ``x.clone()``, beside torch's own operators: ``make bench BENCH=numerics``."""
+"""What methods cost, in units of ``x.clone()``, beside torch, torchao and Brevitas: ``make bench BENCH=numerics``.
+
+Memory is used again, as in a training loop that has warmed up: neither the clone nor a method waits for new pages.
+"""
 
 import os
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -12,10 +16,11 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from benchmarks.peers import MISSING, peers
 from bitwright.methods import METHODS
 from bitwright.spec import QuantSpec
 
-RUNS = 25
+RUNS = 15
 STRAIGHT, SMOOTH, FREE = (2.0, 4.0), (5.0, 9.0), (None, None)
 METHODS_AND_GOALS: dict[str, tuple[float | None, float | None]] = {
     "FixedFakeQuantize": STRAIGHT,
@@ -31,7 +36,9 @@ METHODS_AND_GOALS: dict[str, tuple[float | None, float | None]] = {
     "QDropFakeQuantize": FREE,
     "StochasticFakeQuantize": FREE,
 }
+FACTORS = {"torch learnable (C++)": 4.0, "Brevitas": 6.0}  # how much faster LSQ shall be
 CASES = {
+    "activation 64x64x56x56, one scale": ((64, 64, 56, 56), "uint4 symmetric"),
     "activation 16x64x56x56, one scale": ((16, 64, 56, 56), "uint4 symmetric"),
     "weight 512x512x3x3, per channel": ((512, 512, 3, 3), "int4 narrow channel:0"),
 }
@@ -61,48 +68,36 @@ def candidates(shape: tuple[int, ...], text: str) -> dict[str, tuple[Callable[[T
         if name == "AdaRoundFakeQuantize":
             method.init(torch.randn(shape), scale, zero)
         found[name] = (lambda x, m=method: m(x, scale, zero), list(method.parameters()))
-    learned, place = scale.reshape(-1).clone().requires_grad_(), zero.reshape(-1).float().requires_grad_()
-    ends = (spec.qmin, spec.qmax)
-    if scale.ndim:
-        found["torch.fake_quantize"] = (
-            lambda x: torch.fake_quantize_per_channel_affine(x, scale, zero, 0, *ends),
-            [],
-        )
-        found["torch learnable (C++)"] = (
-            lambda x: torch._fake_quantize_learnable_per_channel_affine(x, learned, place, 0, *ends, 1.0),
-            [learned, place],
-        )
-    else:
-        found["torch.fake_quantize"] = (
-            lambda x: torch.fake_quantize_per_tensor_affine(x, float(scale), 0, *ends),
-            [],
-        )
-        found["torch learnable (C++)"] = (
-            lambda x: torch._fake_quantize_learnable_per_tensor_affine(x, learned, place, *ends, 1.0),
-            [learned, place],
-        )
-    return found
+    return found | peers(spec, scale, zero)
+
+
+def measure(shape: tuple[int, ...], text: str) -> dict[str, float]:
+    """Times of the clone, and of each candidate forward and both ways."""
+    x, g = torch.randn(shape, requires_grad=True), torch.randn(shape)
+    runs: dict[str, Callable[[], Any]] = {"clone": lambda: x.detach().clone()}
+    for name, (function, learned) in candidates(shape, text).items():
+
+        def forward(f: Callable[[Tensor], Tensor] = function) -> None:
+            with torch.no_grad():
+                f(x)
+
+        def both(f: Callable[[Tensor], Tensor] = function, p: list[Tensor] = learned) -> None:
+            torch.autograd.grad(f(x), [x, *p], g)
+
+        runs[f"{name} forward"], runs[f"{name} both"] = forward, both
+    return best(runs)
 
 
 def main() -> None:
-    """Print a table for each case."""
+    """Print a table for each case, and how much faster LSQ is than the others."""
+    if "MALLOC_MMAP_THRESHOLD_" not in os.environ:
+        large = str(1 << 40)  # glibc reads this at its start: keep freed memory, however large
+        reuse = {"MALLOC_MMAP_THRESHOLD_": large, "MALLOC_TRIM_THRESHOLD_": large}
+        os.execve(sys.executable, [sys.executable, "-m", "benchmarks.numerics"], {**os.environ, **reuse})
     torch.set_num_threads(1)
+    console = Console(width=130)
     for title, (shape, text) in CASES.items():
-        x, g = torch.randn(shape, requires_grad=True), torch.randn(shape)
-        runs: dict[str, Callable[[], Any]] = {"clone": lambda x=x: x.detach().clone()}
-        for name, (function, learned) in candidates(shape, text).items():
-
-            def forward(f: Callable[[Tensor], Tensor] = function, x: Tensor = x) -> None:
-                with torch.no_grad():
-                    f(x)
-
-            def both(
-                f: Callable[[Tensor], Tensor] = function, x: Tensor = x, g: Tensor = g, p: list[Tensor] = learned
-            ) -> None:
-                torch.autograd.grad(f(x), [x, *p], g)
-
-            runs[f"{name} forward"], runs[f"{name} both"] = forward, both
-        times = best(runs)
+        times = measure(shape, text)
         clone = times.pop("clone")
         table = Table(title=f"{title}: times of x.clone() ({clone * 1e3:.2f} ms)")
         for column in ("method", "forward", "goal", "forward + backward", "goal"):
@@ -113,7 +108,13 @@ def main() -> None:
             for what, goal in zip(("forward", "both"), goals, strict=True):
                 cells += [f"{times[f'{name} {what}'] / clone:.1f}x", "" if goal is None else f"{goal:.0f}x"]
             table.add_row(name, *cells)
-        Console(width=130).print(table)
+        console.print(table)
+        for peer, goal in FACTORS.items():
+            if f"{peer} both" in times:
+                factor = times[f"{peer} both"] / times["LearnableFakeQuantize both"]
+                console.print(f"LSQ, both ways, is {factor:.1f} times faster than {peer} (goal {goal:.0f})")
+    for line in MISSING:
+        console.print(line)
 
 
 if __name__ == "__main__":

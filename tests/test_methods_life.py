@@ -187,17 +187,15 @@ def test_checkpointing_gives_the_same_gradients(name):
 
 @pytest.mark.parametrize("name", ALL)
 def test_nothing_but_the_input_is_kept_for_the_gradient(name):
-    quantizer = calibrated(name)
-    x = torch.randn(8, 16, requires_grad=True)
-    kept = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+    """No byte for a value; only scales and what is learned, which are there anyway."""
+    quantizer = calibrated(name, data=torch.randn(8, 1000))
+    x = torch.randn(8, 1000, requires_grad=True)
+    kept = {}
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.update({t.data_ptr(): t.nbytes}) or t, lambda t: t):
         quantizer(x)
-    large = [t for t in kept if t.numel() >= x.numel()]
-    own = {p.data_ptr() for p in quantizer.parameters()}
-    masks = [t for t in large if t.dtype == torch.bool]
-    others = [t for t in large if t.dtype != torch.bool and t.data_ptr() not in {x.data_ptr(), *own}]
-    assert others == []
-    assert len(masks) == (name == "QDropFakeQuantize")
+    for known in (x, *quantizer.parameters()):
+        kept.pop(known.data_ptr(), None)
+    assert sum(kept.values()) <= 32 * 8 + 64 * 4  # a few numbers for each of 8 channels, and the table of APoT
 
 
 @pytest.mark.parametrize("name", [n for n in ALL if n not in ("NNIEFakeQuantize", "APoTFakeQuantize")])

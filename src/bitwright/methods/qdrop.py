@@ -13,7 +13,8 @@ from bitwright.methods.base import register_method
 from bitwright.methods.clipped import Grid
 from bitwright.methods.learnable import LearnableFakeQuantize
 from bitwright.methods.options import number
-from bitwright.numerics.chance import chosen, quantize_some
+from bitwright.numerics.chance import quantize_some
+from bitwright.numerics.noise import draw_key
 from bitwright.spec import QuantSpec
 
 _NAME = "QDropFakeQuantize"
@@ -41,4 +42,4 @@ class QDropFakeQuantize(LearnableFakeQuantize):
         if not self.training or self.prob == 1.0:
             return super().quantize(x, grid, factor)
         where = (self.spec.qmin, self.spec.qmax, factor, self.axis, self.group)
-        return quantize_some(x, *grid, chosen(x, self.prob), *where)
+        return quantize_some(x, *grid, draw_key(x), self.prob, *where)

@@ -1,6 +1,6 @@
 """StochasticFakeQuantize: rounding up or down by chance in training, to nearest in evaluation.
 
-y = (clamp(floor(x / s + u) + z, qmin, qmax) - z) · s with u uniform in [0, 1), so that the mean of y is x
+y = (clamp(floor(v) + [u < v - floor(v)] + z, qmin, qmax) - z) · s with v = x / s and u uniform in (0, 1): its mean is x
 dx = g where round(x / s) + z is in range, else 0
 """
 
@@ -9,7 +9,8 @@ from torch import Tensor
 
 from bitwright.methods.base import Method, register_method
 from bitwright.numerics import quantize_dequantize
-from bitwright.numerics.chance import dice, stochastic_quantize
+from bitwright.numerics.chance import stochastic_quantize
+from bitwright.numerics.noise import draw_key
 
 
 @register_method("StochasticFakeQuantize", aliases=("stochastic",))
@@ -21,4 +22,4 @@ class StochasticFakeQuantize(Method):
         where = (scale, zero_point, self.spec.qmin, self.spec.qmax, self.axis, self.group)
         if not self.training or torch.compiler.is_exporting():
             return quantize_dequantize(x, *where)
-        return stochastic_quantize(x, dice(x), *where)
+        return stochastic_quantize(x, draw_key(x), *where)

@@ -1,51 +1,40 @@
 """Rounding up or down by chance, and quantizing values by chance.
 
-Stochastic rounding, with u uniform in [0, 1):
+Stochastic rounding, with u uniform in (0, 1), v = x / scale and f = v - floor(v):
 
-    y = (clamp(floor(x / scale + u) + zero_point, qmin, qmax) - zero_point) · scale,    E[y] = x inside the range
-    dx = g where qmin <= round(x / scale) + zero_point <= qmax, else 0
-
-u has 16 bits, and is not kept: the gradient does not depend on it.
+    y = (clamp(floor(v) + [u < f] + zero_point, qmin, qmax) - zero_point) · scale,    E[y] = x inside the range
+    dx = g where qmin <= round(v) + zero_point <= qmax, else 0
 
 Quantizing by chance (QDrop), with m = 1 for the values that are quantized, else 0, and with the values y and gradients
 of :mod:`bitwright.numerics.clipped`:
 
     out = m·y + (1 - m)·x,    dx = g where m = 0, else clipped's,    step, low, high: clipped's of the gradient m·g
 
-m is kept, in one byte for each value.
+u and m come from a key and are not kept; see :mod:`bitwright.numerics.noise`.
 """
 
 import torch
 from torch import Tensor
 
+from bitwright.numerics.clipped import gradients_of
 from bitwright.numerics.fused import Fused
-from bitwright.numerics.operator import WHERE, Arranged, define_operator, total, wide
-
-
-def dice(x: Tensor) -> Tensor:
-    """A random int16 for each value of ``x``, four from each draw: far faster than ``rand`` or ``bernoulli``."""
-    draws = torch.empty(-(-x.numel() // 4), dtype=torch.int64, device=x.device).random_(-(2**63), None)
-    return draws.view(torch.int16)[: x.numel()].view(x.shape)
-
-
-def chosen(x: Tensor, probability: float) -> Tensor:
-    """A mask that is true for each value of ``x`` with the given probability, to 16 bits."""
-    sides = round(probability * 2**16)
-    return dice(x) <= sides - 2**15 - 1 if sides else torch.zeros_like(x, dtype=torch.bool)
+from bitwright.numerics.noise import noise
+from bitwright.numerics.operator import WHERE, Arranged, define_operator, wide
 
 
 @Fused
-def _values(x: Tensor, noise: Tensor, scale: Tensor, zero_point: Tensor, qmin: int, qmax: int) -> Tensor:
+def _values(x: Tensor, key: Tensor, scale: Tensor, zero_point: Tensor, qmin: int, qmax: int) -> Tensor:
     values = wide(x)
     s, z = scale.to(values.dtype), zero_point.to(values.dtype)
-    chance = noise.to(values.dtype) * 2.0**-16 + (0.5 + 2.0**-17)
-    q = (torch.floor(torch.div(values, s) + chance) + z).clamp(qmin, qmax)
-    return ((q - z) * s).to(x.dtype)
+    v = torch.div(values, s)
+    down = torch.floor(v)
+    q = torch.where(noise(values, key) < v - down - 0.5, down + 1.0, down)
+    return (((q + z).clamp(qmin, qmax) - z) * s).to(x.dtype)
 
 
 def _forward(
     x: Tensor,
-    noise: Tensor,
+    key: Tensor,
     scale: Tensor,
     zero_point: Tensor,
     qmin: int,
@@ -57,13 +46,13 @@ def _forward(
         return x.clone()
     at = Arranged.of(x.detach(), axis, group)
     params = (at.param(p) for p in (scale, zero_point))
-    return at.view.restore(_values(at.view.values, at.like(noise, x), *params, qmin, qmax))
+    return at.view.restore(_values(at.view.values, key, *params, qmin, qmax))
 
 
 def _backward(
     grad: Tensor,
     x: Tensor,
-    noise: None,
+    key: Tensor,
     scale: Tensor,
     zero_point: Tensor,
     qmin: int,
@@ -76,46 +65,36 @@ def _backward(
 
 stochastic_quantize = define_operator(
     "stochastic_quantize",
-    f"Tensor? noise, Tensor scale, Tensor zero_point, int qmin, int qmax, {WHERE}",
+    f"Tensor key, Tensor scale, Tensor zero_point, int qmin, int qmax, {WHERE}",
     _forward,
     _backward,
     learned=0,
 )
 
 
-def _as_mask(some: Tensor, values: Tensor) -> Tensor:
-    """Bytes as a mask, by way of floats: compiled masks of bool or integers are not vectorised, and 3 times slower."""
-    return some.to(values.dtype) > 0.5
-
-
-def _as_bytes(at: Arranged, some: Tensor, x: Tensor) -> Tensor:
-    return at.like(some, x).view(torch.uint8)
-
-
 @Fused
-def _some_values(x: Tensor, some: Tensor, step: Tensor, zero_point: Tensor, qmin: int, qmax: int) -> Tensor:
+def _some_values(
+    x: Tensor, key: Tensor, odds: Tensor, step: Tensor, zero_point: Tensor, qmin: int, qmax: int
+) -> Tensor:
     values = wide(x)
     s, z = step.to(values.dtype), zero_point.to(values.dtype)
     q = (torch.round(torch.div(values, s)) + z).clamp(qmin, qmax)
-    return torch.where(_as_mask(some, values), (q - z) * s, values).to(x.dtype)
+    return torch.where(noise(values, key) < odds, (q - z) * s, values).to(x.dtype)
 
 
 @Fused
 def _some_gradients(
-    x: Tensor, grad: Tensor, some: Tensor, step: Tensor, zero_point: Tensor, qmin: int, qmax: int
+    x: Tensor, grad: Tensor, key: Tensor, odds: Tensor, step: Tensor, zero_point: Tensor, qmin: int, qmax: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     values, g = wide(x), wide(grad)
-    s, z = step.to(values.dtype), zero_point.to(values.dtype)
-    v = torch.div(values, s)
-    mask = _as_mask(some, values)
-    below, above = (v + z < qmin) & mask, (v + z > qmax) & mask
-    outside = below | above
-    return (
-        grad * ~outside,
-        total(torch.where(mask & ~outside, g * (torch.round(v) - v), 0.0)),
-        total(torch.where(below, g, 0.0)),
-        total(torch.where(above, g, 0.0)),
-    )
+    some = noise(values, key) < odds
+    inside, step_sum, below, above = gradients_of(values, torch.where(some, g, 0.0), step, zero_point, qmin, qmax)
+    return torch.where(some, inside, g).to(grad.dtype), step_sum, below, above
+
+
+def _odds(x: Tensor, probability: float) -> Tensor:
+    """What noise is below with this probability."""
+    return torch.full((), probability - 0.5, dtype=wide(x).dtype, device=x.device)
 
 
 def _some_forward(
@@ -124,7 +103,8 @@ def _some_forward(
     low: Tensor,
     high: Tensor,
     zero_point: Tensor,
-    some: Tensor,
+    key: Tensor,
+    probability: float,
     qmin: int,
     qmax: int,
     factor: float = 1.0,
@@ -135,7 +115,7 @@ def _some_forward(
         return x.clone()
     at = Arranged.of(x.detach(), axis, group)
     params = (at.param(p.detach()) for p in (step, zero_point))
-    return at.view.restore(_some_values(at.view.values, _as_bytes(at, some, x), *params, qmin, qmax))
+    return at.view.restore(_some_values(at.view.values, key, _odds(x, probability), *params, qmin, qmax))
 
 
 def _some_backward(
@@ -145,7 +125,8 @@ def _some_backward(
     low: Tensor,
     high: Tensor,
     zero_point: Tensor,
-    some: Tensor,
+    key: Tensor,
+    probability: float,
     qmin: int,
     qmax: int,
     factor: float = 1.0,
@@ -155,16 +136,16 @@ def _some_backward(
     if not x.numel():
         return [grad.clone(), *(torch.zeros_like(p) for p in (step, low, high))]
     at = Arranged.of(x, axis, group)
-    params = (at.param(p) for p in (step, zero_point))
-    grad_x, *sums = _some_gradients(at.view.values, at.like(grad, x), _as_bytes(at, some, x), *params, qmin, qmax)
+    given = (key, _odds(x, probability), at.param(step), at.param(zero_point))
+    grad_x, *sums = _some_gradients(at.view.values, at.like(grad, x), *given, qmin, qmax)
     ends = (at.gradient(t, p).mul_(factor) for t, p in zip(sums, (step, low, high), strict=True))
     return [at.view.restore(grad_x), *ends]
 
 
 quantize_some = define_operator(
     "quantize_some",
-    "Tensor step, Tensor low, Tensor high, Tensor zero_point, Tensor some, int qmin, int qmax, float factor=1.0, "
-    + WHERE,
+    "Tensor step, Tensor low, Tensor high, Tensor zero_point, Tensor key, float probability, int qmin, int qmax, "
+    f"float factor=1.0, {WHERE}",
     _some_forward,
     _some_backward,
     learned=3,

@@ -26,23 +26,29 @@ from bitwright.numerics.operator import WHERE, Arranged, define_operator, total,
 from bitwright.numerics.qdq import quantize_dequantize
 
 
-@Fused
-def _gradients(
-    x: Tensor, grad: Tensor, step: Tensor, zero_point: Tensor, qmin: int, qmax: int
+def gradients_of(
+    values: Tensor, g: Tensor, step: Tensor, zero_point: Tensor, qmin: int, qmax: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    values, g = wide(x), wide(grad)
+    """Gradients of x, step, low and high, in the precision of ``values``."""
     s, z = step.to(values.dtype), zero_point.to(values.dtype)
     v = torch.div(values, s)
     position = v + z
     below, above = position < qmin, position > qmax
-    inside = ~(below | above)
-    rest = torch.where(inside, g, 0.0)
+    inside = torch.where(below | above, 0.0, g)
     return (
-        (grad * inside),
-        total(rest * (torch.round(v) - v)),
+        inside,
+        total(inside * (torch.round(v) - v)),
         total(torch.where(below, g, 0.0)),
         total(torch.where(above, g, 0.0)),
     )
+
+
+@Fused
+def _gradients(
+    x: Tensor, grad: Tensor, step: Tensor, zero_point: Tensor, qmin: int, qmax: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    inside, step_sum, below, above = gradients_of(wide(x), wide(grad), step, zero_point, qmin, qmax)
+    return inside.to(grad.dtype), step_sum, below, above
 
 
 def _forward(

@@ -18,6 +18,8 @@ from torch import Tensor
 _log = logging.getLogger(__name__)
 WARM_UP = 500_000_000
 SMALL = 1 << 14
+# Let long formulas stay in one loop, which by default are cut in pieces that go through memory.
+_ONE_LOOP: dict[str, Any] = {"realize_reads_threshold": 64, "realize_opcount_threshold": 1024}
 
 
 class Fused:
@@ -69,4 +71,4 @@ def _compile(function: Callable[..., Any], number: int) -> Callable[..., Any]:
     """Compile a copy of the function: torch.compile counts recompilations by code object."""
     code = function.__code__.replace(co_name=f"{function.__name__}_{number}")
     copy = types.FunctionType(code, function.__globals__, code.co_name, function.__defaults__, function.__closure__)
-    return torch.compile(copy, dynamic=True, fullgraph=True)
+    return torch.compile(copy, dynamic=True, fullgraph=True, options=_ONE_LOOP)

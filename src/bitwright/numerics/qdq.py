@@ -36,7 +36,7 @@ def _backward_kernel(x: Tensor, grad: Tensor, scale: Tensor, zero_point: Tensor,
     values = wide(x)
     s, z = scale.to(values.dtype), zero_point.to(values.dtype)
     q = torch.div(values, s).round_().add_(z)
-    return grad * ((q >= qmin) & (q <= qmax))
+    return torch.where((q >= qmin) & (q <= qmax), grad, 0.0)
 
 
 def _forward(

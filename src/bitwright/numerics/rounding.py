@@ -7,13 +7,14 @@ With h(V) = clamp(σ(V)·(ζ - γ) + γ, 0, 1), ζ = 1.1, γ = -0.1, which is 0 
     V  g·scale·σ(V)·(1 - σ(V))·(ζ - γ)   where 0 < h < 1 and the clamp does not act, else 0
     x  g where the clamp does not act, else 0
 
-Eager and compiled sigmoids may differ in the last bit.
+σ(V) = (1 + tanh(V / 2)) / 2, by :mod:`bitwright.numerics.hyperbolic`: eager and compiled kernels give the same bits.
 """
 
 import torch
 from torch import Tensor
 
 from bitwright.numerics.fused import Fused
+from bitwright.numerics.hyperbolic import tanh_and_slope
 from bitwright.numerics.operator import WHERE, Arranged, define_operator, wide
 
 ZETA, GAMMA = 1.1, -0.1
@@ -24,11 +25,18 @@ def fraction(rounding: Tensor) -> Tensor:
     return (torch.sigmoid(rounding) * (ZETA - GAMMA) + GAMMA).clamp(0.0, 1.0)
 
 
+def _fraction_and_slope(rounding: Tensor) -> tuple[Tensor, Tensor]:
+    """h(V), and its slope where it is neither 0 nor 1."""
+    t, slope = tanh_and_slope(rounding * 0.5)
+    return (t * 0.6 + 0.5).clamp(0.0, 1.0), slope * 0.3  # (ζ - γ) / 2, and its half
+
+
 @Fused
 def _values(x: Tensor, rounding: Tensor, scale: Tensor, zero_point: Tensor, qmin: int, qmax: int) -> Tensor:
     values = wide(x)
     s, z = scale.to(values.dtype), zero_point.to(values.dtype)
-    q = (torch.floor(torch.div(values, s)) + z + fraction(rounding.to(values.dtype))).clamp(qmin, qmax)
+    h, _ = _fraction_and_slope(rounding.to(values.dtype))
+    q = (torch.floor(torch.div(values, s)) + z + h).clamp(qmin, qmax)
     return ((q - z) * s).to(x.dtype)
 
 
@@ -53,12 +61,10 @@ def _gradients(
 ) -> tuple[Tensor, Tensor]:
     values, g = wide(x), wide(grad)
     s, z = scale.to(values.dtype), zero_point.to(values.dtype)
-    up = torch.sigmoid(rounding.to(values.dtype))
-    h = up * (ZETA - GAMMA) + GAMMA
-    q = torch.floor(torch.div(values, s)) + z + h.clamp(0.0, 1.0)
-    inside = (q >= qmin) & (q <= qmax)
-    slope = torch.where(inside & (h > 0.0) & (h < 1.0), up * (1.0 - up) * (ZETA - GAMMA), 0.0)
-    return grad * inside, (g * s * slope).to(rounding.dtype)
+    h, slope = _fraction_and_slope(rounding.to(values.dtype))
+    q = torch.floor(torch.div(values, s)) + z + h
+    inside = torch.where((q >= qmin) & (q <= qmax), g, 0.0)
+    return inside.to(grad.dtype), torch.where((h > 0.0) & (h < 1.0), inside * s * slope, 0.0).to(rounding.dtype)
 
 
 def _forward(

@@ -10,13 +10,14 @@ low and high, v = (x - low) / Δ counted in steps, i = floor(v) and f = v - i - 
     high   (σ - v·σ') / Q                                               1 above, 0 below
     low    1 - σ/Q - σ'·(1 - v/Q)                                       1 below, 0 above
 
-Sums of compiled and of eager kernels may differ in the last bits, and so may tanh.
+Sums of compiled and of eager kernels may differ in the last bits.
 """
 
 import torch
 from torch import Tensor
 
 from bitwright.numerics.fused import Fused
+from bitwright.numerics.hyperbolic import tanh_and_slope
 from bitwright.numerics.operator import WHERE, Arranged, define_operator, total, wide
 from bitwright.numerics.qdq import quantize_dequantize
 
@@ -31,17 +32,16 @@ def _gradients(
     below, above = v < 0, v > steps
     i = torch.floor(v).clamp(min=0).minimum(steps - 1)
     f = v - i - 0.5
-    t = 1.0 - 2.0 / (torch.exp(f * (2.0 * k)) + 1.0)  # tanh(k·f), in less time
-    bump = gain * (1.0 - t * t)
-    slope = (0.5 * k) * bump
-    stair = i + 0.5 * (gain * t + 1.0)
+    t, bend_of_t = tanh_and_slope(f * k)
+    t, bump = t * gain, bend_of_t * gain
+    slope = bump * (0.5 * k)
     rest = torch.where(below | above, 0.0, g)
-    up = stair - v * slope
+    rise = (i + 0.5 * (t + 1.0) - v * slope) * (1.0 / steps)
     return (
         (rest * slope).to(grad.dtype),
-        total(rest * (gain * gain * t - bump * f * bend)),
-        total(torch.where(below, g, rest * (1.0 - slope - up / steps))),
-        total(torch.where(above, g, rest * (up / steps))),
+        total(rest * (gain * t - bump * f * bend)),
+        total(torch.where(below, g, rest * (1.0 - slope - rise))),
+        total(torch.where(above, g, rest * rise)),
     )
 
 

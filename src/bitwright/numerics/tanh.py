@@ -9,66 +9,48 @@ shared by the n values that attain it:
 
     dx = g·(1 - tanh²(x)) / m  -  [|x| = max|x|]·sign(x)·(1 - m²)·Σ(g·t) / (n·m)
 
-tanh is made from one exponential, which takes a quarter of the time; with u = exp(-2|x|)
-
-    |tanh(x)| = (1 - u) / (1 + u),    1 - tanh²(x) = 4u / (1 + u)²
-
-to within 2e-7 of the exact values. Eager and compiled kernels may differ in the last bit.
+Eager and compiled kernels may differ in the last bit of the sum.
 """
 
 import torch
 from torch import Tensor
 
 from bitwright.numerics.fused import Fused
+from bitwright.numerics.hyperbolic import tanh_and_slope
 from bitwright.numerics.operator import WHERE, Arranged, define_operator, total, wide
 
-_TINY = 1e-30  # a tensor of zeros stays zero
 
-
-def tanh(x: Tensor) -> Tensor:
-    """The hyperbolic tangent, to within 2e-7."""
-    u = torch.exp(-2.0 * x.abs())
-    t = (1.0 - u) / (1.0 + u)
-    return torch.where(x < 0, -t, t)
-
-
-@Fused
-def _largest(x: Tensor) -> Tensor:
-    """max|x| over what shares a step."""
-    size = wide(x).abs()
-    return size.amax() if size.ndim == 1 else size.amax((0, 2))
-
-
-@Fused
-def _values(x: Tensor, rate: Tensor, step: Tensor, zero_point: Tensor, qmin: int, qmax: int) -> Tensor:
-    q = torch.round(tanh(wide(x)) * rate + zero_point).clamp(qmin, qmax)
-    return ((q - zero_point) * step).to(x.dtype)
-
-
-@Fused
-def _slope(x: Tensor, grad: Tensor, rate: Tensor, reach: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """g·(1 - tanh²(x)) / m, Σ g·tanh(x), and how many values attain the maximum."""
-    values, g = wide(x), wide(grad)
+def _reach(values: Tensor) -> tuple[Tensor, Tensor]:
+    """max|x| and m over what shares a step, shaped to broadcast."""
     size = values.abs()
-    u = torch.exp(-2.0 * size)
-    r = 1.0 / (1.0 + u)
-    t = (1.0 - u) * r
-    many = total((size == reach).to(values.dtype))
-    return (g * (4.0 * u * r * r) * rate).to(grad.dtype), total(torch.where(values < 0, -g, g) * t), many
+    reach = size.amax() if size.ndim == 1 else size.amax((0, 2)).unsqueeze(1)
+    return reach, tanh_and_slope(reach)[0].clamp(min=1e-30)  # a tensor of zeros stays zero
 
 
 @Fused
-def _share(x: Tensor, slope: Tensor, reach: Tensor, share: Tensor) -> Tensor:
-    """Take its part of the maximum's gradient from each value that attains it."""
+def _squeezed(x: Tensor) -> Tensor:
     values = wide(x)
+    return (tanh_and_slope(values)[0] / _reach(values)[1]).to(x.dtype)
+
+
+@Fused
+def _values(x: Tensor, step: Tensor, zero_point: Tensor, qmin: int, qmax: int) -> Tensor:
+    values = wide(x)
+    s, z = step.to(values.dtype), zero_point.to(values.dtype)
+    _, m = _reach(values)
+    q = torch.round(tanh_and_slope(values)[0] * (1.0 / (m * s)) + z).clamp(qmin, qmax)
+    return ((q - z) * s).to(x.dtype)
+
+
+@Fused
+def _gradients(x: Tensor, grad: Tensor) -> Tensor:
+    values, g = wide(x), wide(grad)
+    reach, m = _reach(values)
+    t, slope = tanh_and_slope(values)
+    many = total((values.abs() == reach).to(values.dtype))
+    share = (1.0 - m * m) / (m * m) * (total(g * t) / many).reshape(m.shape)
     part = torch.where(values == reach, share, torch.where(values == -reach, -share, 0.0))
-    return (slope - part).to(slope.dtype)
-
-
-def _reach(at: Arranged) -> tuple[Tensor, Tensor]:
-    """max|x| and m, shaped to broadcast."""
-    reach = at.view.params(_largest(at.view.values))
-    return reach, tanh(reach).clamp(min=_TINY)
+    return (g * slope * (1.0 / m) - part).to(grad.dtype)
 
 
 def _forward(
@@ -77,9 +59,7 @@ def _forward(
     if not x.numel():
         return x.clone()
     at = Arranged.of(x.detach(), axis, group)
-    _, m = _reach(at)
-    s, z = (at.param(p).to(m.dtype) for p in (step, zero_point))
-    return at.view.restore(_values(at.view.values, 1.0 / (m * s), s, z, qmin, qmax))
+    return at.view.restore(_values(at.view.values, at.param(step), at.param(zero_point), qmin, qmax))
 
 
 def _backward(
@@ -95,11 +75,7 @@ def _backward(
     if not x.numel():
         return [grad.clone()]
     at = Arranged.of(x, axis, group)
-    values = at.view.values
-    reach, m = _reach(at)
-    slope, pull, many = _slope(values, at.like(grad, x), 1.0 / m, reach)
-    share = (1.0 - m * m) * at.view.params(pull / many) / (m * m)
-    return [at.view.restore(_share(values, slope, reach, share))]
+    return [at.view.restore(_gradients(at.view.values, at.like(grad, x)))]
 
 
 def squeeze(x: Tensor, axis: int | None = None, group: int | None = None) -> Tensor:
@@ -107,8 +83,7 @@ def squeeze(x: Tensor, axis: int | None = None, group: int | None = None) -> Ten
     if not x.numel():
         return x.clone()
     at = Arranged.of(x.detach(), axis, group)
-    _, m = _reach(at)
-    return at.view.restore((tanh(wide(at.view.values)) / m).to(x.dtype))
+    return at.view.restore(_squeezed(at.view.values))
 
 
 tanh_quantize = define_operator(
