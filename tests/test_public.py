@@ -18,11 +18,13 @@ PUBLIC = [
     "analyze",
     "calibrate",
     "export",
+    "freeze_batchnorm",
     "ledger_of",
     "prepare",
     "report",
     "run_file",
     "swap_modules",
+    "unfreeze_batchnorm",
     "verify",
 ]
 HEAVY = [

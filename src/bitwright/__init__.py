@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from bitwright.analyze import analyze
     from bitwright.calibrate import calibrate
     from bitwright.export import export
+    from bitwright.nn.norm import freeze_batchnorm, unfreeze_batchnorm
     from bitwright.prepare import ledger_of, prepare
     from bitwright.quantizer import QuantDescriptor, TensorQuantizer
     from bitwright.recipe import Recipe, Rule
@@ -23,6 +24,8 @@ __version__ = "0.1.0"
 _HOMES = {
     "calibrate": "bitwright.calibrate",
     "export": "bitwright.export",
+    "freeze_batchnorm": "bitwright.nn.norm",
+    "unfreeze_batchnorm": "bitwright.nn.norm",
     "analyze": "bitwright.analyze",
     "ledger_of": "bitwright.prepare",
     "report": "bitwright.report",
@@ -46,11 +49,13 @@ __all__ = [
     "analyze",
     "calibrate",
     "export",
+    "freeze_batchnorm",
     "ledger_of",
     "prepare",
     "report",
     "run_file",
     "swap_modules",
+    "unfreeze_batchnorm",
     "verify",
 ]
 
