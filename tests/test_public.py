@@ -30,6 +30,7 @@ PUBLIC = [
     "enable_quantization",
     "explain_capture",
     "export",
+    "freeze_batchnorm",
     "ledger_of",
     "plan",
     "prepare",
@@ -38,6 +39,7 @@ PUBLIC = [
     "report",
     "run_file",
     "swap_modules",
+    "unfreeze_batchnorm",
     "verify",
 ]
 HEAVY = [

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         explain_capture,
         register_schedule,
     )
+    from bitwright.nn.norm import freeze_batchnorm, unfreeze_batchnorm
     from bitwright.prepare import ledger_of, plan, prepare
     from bitwright.quantizer import QuantDescriptor, TensorQuantizer
     from bitwright.recipe import Recipe, Rule
@@ -42,6 +43,8 @@ _HOMES = {
     "calibrate": "bitwright.calibrate",
     "export": "bitwright.export",
     "explain_capture": "bitwright.graph",
+    "freeze_batchnorm": "bitwright.nn.norm",
+    "unfreeze_batchnorm": "bitwright.nn.norm",
     "analyze": "bitwright.analyze",
     "ledger_of": "bitwright.prepare",
     "report": "bitwright.report",
@@ -91,6 +94,7 @@ __all__ = [
     "enable_quantization",
     "explain_capture",
     "export",
+    "freeze_batchnorm",
     "ledger_of",
     "plan",
     "prepare",
@@ -99,6 +103,7 @@ __all__ = [
     "report",
     "run_file",
     "swap_modules",
+    "unfreeze_batchnorm",
     "verify",
 ]
 

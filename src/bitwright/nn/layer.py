@@ -2,16 +2,18 @@
 
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from bitwright.errors import ConfigError
 from bitwright.nn.bias import round_bias
 from bitwright.nn.descriptors import split_descriptors
 from bitwright.nn.mixins import QuantMixin
+from bitwright.nn.norm import BatchNorm, multiplier, statistics, uses_batch
 from bitwright.quantizer import Phase, QuantDescriptor
+from bitwright.quantizer.learned_step import learned_step, recompute_quantized
 
-BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
+NEVER_ZERO = 2.0**-60  # added to what is divided by; far below the last bit of any real multiplier
+_ROUNDS = Phase.QUANTIZE | Phase.CLIP
 
 
 class QuantLayer(QuantMixin):
@@ -19,11 +21,12 @@ class QuantLayer(QuantMixin):
 
     A BatchNorm that follows can be folded in: it stays where it is in the model (so its parameters keep their
     names), is applied after the operator while weights are float, and multiplied into the weight once they
-    are quantized.
+    are quantized. In training it may normalise by the batch: see :mod:`bitwright.nn.norm`.
     """
 
     _folded: tuple[BatchNorm, ...] = ()
     quantize_bias = True
+    training: bool
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         descriptors, rest = split_descriptors(type(self), kwargs)
@@ -49,7 +52,7 @@ class QuantLayer(QuantMixin):
         """Apply ``norm`` as part of this operator."""
         if self._folded:
             raise ConfigError(f"{type(self).__name__} has a folded norm already")
-        _statistics(norm)
+        statistics(norm)
         self._folded = (norm,)
 
     def compute(self, x: Tensor, weight: Tensor, bias: Tensor | None, *args: Any, **kwargs: Any) -> Tensor:
@@ -72,11 +75,8 @@ class QuantLayer(QuantMixin):
         norm = self.folded_norm
         if norm is None:
             return self.weight, self.bias
-        mean, var = _statistics(norm)
-        factor = torch.rsqrt(var + norm.eps)
-        if norm.weight is not None:
-            factor = factor * norm.weight
-        shift = -mean * factor
+        factor = multiplier(norm)
+        shift = -statistics(norm)[0] * factor
         if norm.bias is not None:
             shift = shift + norm.bias
         bias = shift if self.bias is None else self.bias * factor + shift
@@ -98,9 +98,25 @@ class QuantLayer(QuantMixin):
         """Repeat a weight scale so that there is one for each output channel."""
         return scale
 
+    def unfolded(self, norm: BatchNorm) -> tuple[Tensor, Tensor | None]:
+        """Quantized weight and bias for a BatchNorm that is applied after: quantize(w·c)/c, with c = γ/√(var + eps)."""
+        quantizer = self.weight_quantizer
+        factor = multiplier(norm) + NEVER_ZERO
+        weight = None
+        if quantizer.phase is Phase.QUANTIZE and quantizer.method.axis == self.channel_axis:
+            weight = learned_step(quantizer.method, self.weight, factor)
+        if weight is None:
+            factor = self.per_output(factor)
+            weight = quantizer(self.weight * factor) / factor
+        return weight, self.bias
+
     def deploy(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Weight and bias as the deployed file has them (dequantized)."""
-        scale = None if bias is None else self.bias_scale()
+        """Weight and bias as the deployed file has them (dequantized).
+
+        In training the bias stays float: its steps are those of the accumulator, far finer than the output's, and the
+        gradient is the same.
+        """
+        scale = None if bias is None or self.training else self.bias_scale()
         if bias is not None and scale is not None:
             bias = round_bias(bias, scale) * scale
         return self.weight_quantizer(weight), bias
@@ -108,16 +124,14 @@ class QuantLayer(QuantMixin):
     def forward(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Compute the operator on the quantized input with the quantized weight."""
         x = self.arrange(self.input_quantizer(input))
-        phase = self.weight_quantizer.phase
-        if phase & (Phase.QUANTIZE | Phase.CLIP):
-            return self.compute(x, *self.deploy(*self.folded_weight()), *args, **kwargs)
+        norm, phase = self.folded_norm, self.weight_quantizer.phase
+        if phase & _ROUNDS:
+            batch = norm if norm is not None and uses_batch(norm) else None
+            constants = self.deploy(*self.folded_weight()) if batch is None else self.unfolded(batch)
+            with recompute_quantized():
+                out = self.compute(x, *constants, *args, **kwargs)
+            return out if batch is None else batch(out)
         if Phase.OBSERVE in phase:
             self.weight_quantizer(self.folded_weight()[0])
         out = self.compute(x, self.weight, self.bias, *args, **kwargs)
-        return out if self.folded_norm is None else self.folded_norm(out)
-
-
-def _statistics(norm: BatchNorm) -> tuple[Tensor, Tensor]:
-    if norm.running_mean is None or norm.running_var is None:
-        raise ConfigError(f"a {type(norm).__name__} without running statistics cannot be folded")
-    return norm.running_mean, norm.running_var
+        return out if norm is None else norm(out)

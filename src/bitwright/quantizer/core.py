@@ -12,6 +12,7 @@ from bitwright.methods import METHODS, Method
 from bitwright.numerics import scale_and_zero_point
 from bitwright.observers import OBSERVERS, Observer
 from bitwright.quantizer.descriptor import QuantDescriptor
+from bitwright.quantizer.learned_step import learned_step
 from bitwright.quantizer.phase import Phase
 from bitwright.spec import PerChannel, PerTensor, QuantSpec
 
@@ -79,11 +80,13 @@ class TensorQuantizer(nn.Module, metaclass=_Kind):
 
     def forward(self, x: Tensor) -> Tensor:
         """Pass ``x`` on, having looked at it or quantized it as the phase says."""
-        if Phase.OBSERVE in self.phase:
-            self.observer(x)
-        if Phase.QUANTIZE in self.phase:
-            return self.method(x, self.scale, self.zero_point)
-        return x
+        if self.phase is not Phase.QUANTIZE:
+            if Phase.OBSERVE in self.phase:
+                self.observer(x)
+            if Phase.QUANTIZE not in self.phase:
+                return x
+        learned = learned_step(self.method, x)
+        return self.method(x, self.scale, self.zero_point) if learned is None else learned
 
     def off(self) -> None:
         """Let tensors pass untouched."""
