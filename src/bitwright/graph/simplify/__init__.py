@@ -1,5 +1,11 @@
-"""Rewrites of the float graph, before QModules are swapped in."""
+"""Rewrites of the float graph, before QModules are swapped in: one file each."""
+
+from importlib import import_module
+from pkgutil import iter_modules
 
 from bitwright.graph.simplify.functionalize import functionalize
+
+for _module in iter_modules(__path__):
+    import_module(f"{__name__}.{_module.name}")
 
 __all__ = ["functionalize"]
