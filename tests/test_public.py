@@ -10,9 +10,13 @@ import pytest
 import bitwright
 
 PUBLIC = [
+    "InputMatchType",
+    "MatcherNode",
     "QuantDescriptor",
     "QuantSpec",
     "Recipe",
+    "ReplacePatternBase",
+    "ReplaceStrategy",
     "Rule",
     "TensorQuantizer",
     "analyze",
@@ -20,6 +24,7 @@ PUBLIC = [
     "export",
     "ledger_of",
     "prepare",
+    "register_schedule",
     "report",
     "run_file",
     "swap_modules",

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from bitwright.analyze import analyze
     from bitwright.calibrate import calibrate
     from bitwright.export import export
+    from bitwright.graph import InputMatchType, MatcherNode, ReplacePatternBase, ReplaceStrategy, register_schedule
     from bitwright.prepare import ledger_of, prepare
     from bitwright.quantizer import QuantDescriptor, TensorQuantizer
     from bitwright.recipe import Recipe, Rule
@@ -30,6 +31,11 @@ _HOMES = {
     "verify": "bitwright.verify",
     "swap_modules": "bitwright.swap_modules",
     "prepare": "bitwright.prepare",
+    "InputMatchType": "bitwright.graph",
+    "MatcherNode": "bitwright.graph",
+    "ReplacePatternBase": "bitwright.graph",
+    "ReplaceStrategy": "bitwright.graph",
+    "register_schedule": "bitwright.graph",
     "QuantDescriptor": "bitwright.quantizer",
     "TensorQuantizer": "bitwright.quantizer",
     "Recipe": "bitwright.recipe",
@@ -38,9 +44,13 @@ _HOMES = {
 }
 
 __all__ = [
+    "InputMatchType",
+    "MatcherNode",
     "QuantDescriptor",
     "QuantSpec",
     "Recipe",
+    "ReplacePatternBase",
+    "ReplaceStrategy",
     "Rule",
     "TensorQuantizer",
     "analyze",
@@ -48,6 +58,7 @@ __all__ = [
     "export",
     "ledger_of",
     "prepare",
+    "register_schedule",
     "report",
     "run_file",
     "swap_modules",

@@ -4,6 +4,7 @@ BitwrightError
 ├── ConfigError (ValueError)        a spec, recipe, rule or argument that cannot be
 │   └── UnknownNameError            a name no registry or model knows, with the nearest ones
 ├── CaptureError                    the model could not be captured, or its capture deviates
+├── ScheduleError                   a rewrite of the graph that fails, never settles, or changes what is computed
 ├── CalibrationError                data that cannot calibrate: empty, NaN, refused by the model
 ├── ExportError                     the file could not be written
 ├── VerifyError                     the file could not be run or compared
@@ -30,6 +31,10 @@ class UnknownNameError(ConfigError):
 
 class CaptureError(BitwrightError):
     """A model that could not be captured faithfully."""
+
+
+class ScheduleError(BitwrightError):
+    """A schedule that does not do what it should."""
 
 
 class CalibrationError(BitwrightError):

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import yaml
 from pydantic import (
+    AliasChoices,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -93,6 +94,10 @@ class Recipe(_Strict):
     weight: TensorRecipe = Field(default_factory=TensorRecipe)
     activation: TensorRecipe = Field(default_factory=TensorRecipe)
     rules: tuple[Rule, ...] = ()
+    # By name: whether a schedule runs, or its options. ``SCHEDULE`` is what an older dialect calls it.
+    schedules: dict[str, bool | dict[str, Any]] = Field(
+        default_factory=dict, validation_alias=AliasChoices("schedules", "SCHEDULE")
+    )
 
     @classmethod
     def parse(cls, source: "Recipe | Mapping[str, Any] | str | Path") -> "Recipe":

@@ -69,6 +69,11 @@ class Registry(Generic[T]):
         load_plugins()
         return sorted(n for n in self._items if fnmatch(n, pattern))
 
+    def aliases(self) -> list[str]:
+        """List the other names."""
+        load_plugins()
+        return sorted(self._aliases)
+
     def __contains__(self, name: str) -> bool:
         return name in self._items or name in self._aliases
 

@@ -1,6 +1,6 @@
 """Prepare: from a float model to one that can be calibrated, trained and exported for a backend."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +8,11 @@ from torch import nn
 
 from bitwright.backends import BACKENDS, Backend
 from bitwright.errors import ConfigError
-from bitwright.graph import Capture, Inputs, capture, run_stage
+from bitwright.graph import Capture, Inputs, PassResult, capture, read_switches, run_stage, runner
 from bitwright.nn.operators import operator_of_module
 from bitwright.nn.registry import is_custom, qmodule_for
 from bitwright.prepare.decide import Decision, decide, join_activations, node_name, tensor_recipes
+from bitwright.prepare.decide_again import decide_again
 from bitwright.prepare.ledger import Entry, Ledger, Verdict, attach, is_prepared, ledger_of
 from bitwright.prepare.place import place
 from bitwright.prepare.swap import build, give_quantizers, make, note_quantizers, put_submodule, swap
@@ -29,6 +30,7 @@ def prepare(
     weight: str | None = None,
     activation: str | None = None,
     skip: Iterable[str] = (),
+    debug: bool = False,
 ) -> nn.Module:
     """Make a copy of ``model`` that computes as ``backend`` will, once calibrated.
 
@@ -40,6 +42,7 @@ def prepare(
         weight: spec of all weights, such as ``"int4 narrow channel:0"``.
         activation: spec of all activations.
         skip: layers that stay float: names, globs, ``re:…`` or ``op:…``.
+        debug: run the model before and after every schedule, and name the first that changes what it computes.
 
     Returns:
         The prepared model in eval mode, all quantizers off: it still computes exactly what ``model`` does.
@@ -49,15 +52,17 @@ def prepare(
         raise ConfigError("this model is prepared already; prepare the float model it was made from")
     captured = capture(model, example_inputs)
     ledger = Ledger(target, wishes, Inputs.of(example_inputs), islands=captured.islands, decisions=captured.decisions)
-    graphs = _decide_all(captured, wishes, target, ledger)
+    check = runner(captured.model, ledger.example.args, ledger.example.kwargs) if debug else None
+    graphs = _decide_all(captured, wishes, target, ledger, check)
     for prefix, decisions in graphs.items():
         region = captured.regions[prefix]
         swap(region, decisions, wishes, target)
-        ledger.notes += run_stage(region, "fuse")
-        alive = _alive(region, decisions)
+        ledger.notes += _lines(run_stage(region, "fuse", wishes.schedules, check=check))
+        alive = decide_again(region, decisions, wishes, target, prefix)
+        ledger.entries += [d.entry for n, d in alive.items() if n not in decisions]
         join_activations(alive, target)
         place(region, alive, wishes, target, prefix)
-        for decision in decisions.values():
+        for decision in alive.values():
             decision.entry.weight = _weight_spec(region, decision)
         region.graph.lint()
         region.recompile()
@@ -91,6 +96,7 @@ def check_wishes(
     target = backend if isinstance(backend, Backend) else BACKENDS.get(wishes.backend)
     for rule in ({"": wishes, **{r.match: r for r in wishes.rules}}).items():
         _check_wish(*rule, target)
+    read_switches(wishes.schedules)
     return wishes, target
 
 
@@ -105,11 +111,13 @@ def _check_wish(match: str, wish: Recipe | Rule, target: Backend) -> None:
         build(tensor, tensor.spec or target.activation, "")
 
 
-def _decide_all(captured: Capture, wishes: Recipe, target: Backend, ledger: Ledger) -> dict[str, dict[Any, Decision]]:
+def _decide_all(
+    captured: Capture, wishes: Recipe, target: Backend, ledger: Ledger, check: Callable[[], Any] | None
+) -> dict[str, dict[Any, Decision]]:
     graphs: dict[str, dict[Any, Decision]] = {}
     known: list[tuple[str, str, str]] = []
     for prefix, region in captured.regions.items():
-        ledger.notes += run_stage(region, "simplify")
+        ledger.notes += _lines(run_stage(region, "simplify", wishes.schedules, check=check))
         graphs[prefix] = decide(region, prefix, wishes, target)
         for decision in graphs[prefix].values():
             ledger.entries.append(decision.entry)
@@ -122,13 +130,8 @@ def _decide_all(captured: Capture, wishes: Recipe, target: Backend, ledger: Ledg
     return graphs
 
 
-def _alive(region: Any, decisions: dict[Any, Decision]) -> dict[Any, Decision]:  # noqa: ANN401
-    """The decisions of the nodes that fusing has left; what it took is part of the layer before."""
-    present = set(region.graph.nodes)
-    for node, decision in decisions.items():
-        if node not in present:
-            decision.entry.verdict, decision.entry.reason = Verdict.FUSED, "folded into the layer before it"
-    return {n: d for n, d in decisions.items() if n in present}
+def _lines(results: list[PassResult]) -> list[str]:
+    return [f"{result.name}: {line}" for result in results for line in result.notes]
 
 
 def _weight_spec(region: nn.Module, decision: Decision) -> str:

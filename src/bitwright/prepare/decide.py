@@ -51,11 +51,15 @@ def is_float(node: object) -> bool:
     return info is not None and info.dtype.is_floating_point
 
 
-def decide(model: CapturedModel, prefix: str, recipe: Recipe, backend: Backend) -> dict[fx.Node, Decision]:
-    """Decide for every call in ``model``; names are seen from the whole, which holds it at ``prefix``."""
+def decide(
+    model: CapturedModel, prefix: str, recipe: Recipe, backend: Backend, only: set[fx.Node] | None = None
+) -> dict[fx.Node, Decision]:
+    """Decide for every call in ``model``, or ``only`` for some; names are seen from the whole: it is at ``prefix``."""
     modules = dict(model.named_modules())
     decisions: dict[fx.Node, Decision] = {}
     for node in model.graph.nodes:
+        if only is not None and node not in only:
+            continue
         if node.op not in ("call_module", "call_function", "call_method") or node.meta.get("plain"):
             continue  # inputs and outputs, and arithmetic on sizes
         module = modules.get(str(node.target)) if node.op == "call_module" else None

@@ -8,7 +8,7 @@ from torch import fx, nn
 from bitwright.backends import Backend
 from bitwright.errors import ConfigError
 from bitwright.graph import CapturedModel
-from bitwright.nn.mixins import QuantMixin
+from bitwright.nn.mixins import QuantInputMixin, QuantMixin
 from bitwright.nn.opr import QuantOpr
 from bitwright.nn.registry import adopt, is_custom, qmodule_for
 from bitwright.prepare.decide import Decision, tensor_recipes
@@ -24,6 +24,7 @@ def swap(model: CapturedModel, decisions: dict[fx.Node, Decision], recipe: Recip
     """Replace layers with a weight that were judged integer by their QModules, and all that a user's QModule serves."""
     swapped: dict[str, nn.Module] = {}
     taken_over: dict[nn.Module | None, nn.Module] = {}
+    to_come = TensorQuantizer(backend.activation)  # until quantizers are placed; it is off
     for node, decision in decisions.items():
         has_weight = decision.operator is not None and decision.operator.weight
         if decision.verdict is not Verdict.INTEGER or not (has_weight or decision.custom):
@@ -49,6 +50,8 @@ def swap(model: CapturedModel, decisions: dict[fx.Node, Decision], recipe: Recip
         if quantizes_weight(qmodule):
             spec = backend.check_weight(on_axis(weight, qmodule.channel_axis), where)
             qmodule._weight_quantizer = build(weight, spec, f"{decision.entry.name}.weight")
+        if isinstance(qmodule, QuantInputMixin) and not hasattr(qmodule, "_input_quantizer"):
+            qmodule.place_input_quantizer(to_come)
         put_submodule(model, name, qmodule)
         if module is None:
             node.op, node.target = "call_module", name

@@ -28,7 +28,7 @@ _FUNCTIONS = (F.batch_norm, torch.batch_norm)
 _TENSORS = {"running_mean": 1, "running_var": 2, "weight": 3, "bias": 4}
 
 
-@register_schedule("fold_batchnorm", stage="fuse")
+@register_schedule("fold_batchnorm", stage="fuse", aliases=("fuse_bn",))
 def fold_batchnorm(model: CapturedModel) -> list[str]:
     """Fold every BatchNorm that can be, and say why the others cannot."""
     calls: dict[object, list[fx.Node]] = defaultdict(list)

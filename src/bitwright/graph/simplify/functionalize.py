@@ -5,14 +5,13 @@ other tensors share the memory and are read later, the operation stays in place,
 ``written``, so that none of them is quantized. Writes into parameters, buffers and graph inputs stay in place too.
 """
 
-import inspect
 from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import fx, nn
 
+from bitwright.graph.effects import inplace_argument, twin, writes
 from bitwright.graph.model import CapturedModel
 from bitwright.graph.proxy import IN_PLACE_OPERATORS, set_item
 from bitwright.graph.schedule import register_schedule
@@ -28,7 +27,7 @@ def _with_item(x: torch.Tensor, key: Any, value: Any) -> torch.Tensor:
 _FUNCTIONAL: dict[Any, Callable[..., Any]] = {**IN_PLACE_OPERATORS, set_item: _with_item}
 
 
-@register_schedule("functionalize", stage="simplify")
+@register_schedule("functionalize", stage="simplify", before=("*",))
 def functionalize(model: CapturedModel) -> list[str]:
     """Rewrite every in-place operation whose memory nobody else reads."""
     order = {node: i for i, node in enumerate(model.graph.nodes)}
@@ -37,7 +36,7 @@ def functionalize(model: CapturedModel) -> list[str]:
     bound: set[nn.Module] = set()  # modules of which some call has to stay in place
     free: set[nn.Module] = set()
     for node in list(model.graph.nodes):
-        written = node.args[0] if node.args and _writes(node, modules) else None
+        written = node.args[0] if node.args and writes(node, model) else None
         if not isinstance(written, fx.Node):
             continue
         _read_result(written, node, order)
@@ -66,16 +65,6 @@ def functionalize(model: CapturedModel) -> list[str]:
     for node in model.graph.nodes:
         node.meta.pop("memory", None), node.meta.pop("shares", None)
     return notes
-
-
-def _writes(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
-    if node.op == "call_module":
-        return getattr(modules[str(node.target)], "inplace", False) is True
-    if node.op == "call_method":
-        return _ends_in_one_underscore(str(node.target))
-    if node.op != "call_function":
-        return False
-    return node.target in _FUNCTIONAL or _twin(node.target) is not None or _inplace_argument(node) is not None
 
 
 def _read_result(written: fx.Node, node: fx.Node, order: dict[fx.Node, int]) -> None:
@@ -116,37 +105,11 @@ def _make_functional(node: fx.Node) -> bool:
             return False
         node.target = plain
         return True
-    argument = _inplace_argument(node)
+    argument = inplace_argument(node)
     if isinstance(argument, str):
         node.update_kwarg(argument, False)
     elif isinstance(argument, int):
         node.update_arg(argument, False)
     else:
-        node.target = _FUNCTIONAL.get(node.target) or _twin(node.target) or node.target
+        node.target = _FUNCTIONAL.get(node.target) or twin(node.target) or node.target
     return True
-
-
-def _twin(function: Any) -> Callable[..., Any] | None:
-    """``torch.relu`` for ``torch.relu_``."""
-    name = getattr(function, "__name__", "")
-    if not _ends_in_one_underscore(name):
-        return None
-    for home in (F, torch):
-        if getattr(home, name, None) is function:
-            return getattr(home, name[:-1], None)
-    return None
-
-
-def _inplace_argument(node: fx.Node) -> str | int | None:
-    """The keyword or position by which a function is told to work in place, if it is."""
-    if node.kwargs.get("inplace") is True:
-        return "inplace"
-    if getattr(node.target, "__module__", None) != "torch.nn.functional" or not callable(node.target):
-        return None
-    names = list(inspect.signature(node.target).parameters)
-    position = names.index("inplace") if "inplace" in names else len(node.args)
-    return position if position < len(node.args) and node.args[position] is True else None
-
-
-def _ends_in_one_underscore(name: str) -> bool:
-    return name.endswith("_") and not name.endswith("__")

@@ -1,0 +1,45 @@
+"""Decide again after fusing: for the nodes that schedules have made, and on those that they took away."""
+
+from dataclasses import replace
+
+from torch import fx
+
+from bitwright.backends import Backend
+from bitwright.graph import CapturedModel
+from bitwright.prepare.decide import Decision, decide, node_name
+from bitwright.prepare.ledger import Verdict
+from bitwright.recipe import Recipe
+
+
+def decide_again(
+    model: CapturedModel, decisions: dict[fx.Node, Decision], recipe: Recipe, backend: Backend, prefix: str
+) -> dict[fx.Node, Decision]:
+    """The decisions of all nodes there are now, in the graph's order; what is gone is part of something else."""
+    present = list(model.graph.nodes)
+    made = [node for node in present if "replaces" in node.meta and node not in decisions]
+    fresh = decide(model, prefix, recipe, backend, only=set(made))
+    for node in made:
+        heir = _inherited(model, node, decisions)
+        if heir is not None:
+            name = f"{prefix}.{node_name(node)}" if prefix else node_name(node)
+            fresh[node] = replace(heir, node=node, entry=replace(heir.entry, name=name))
+    successors = {old: node_name(node) for node in made for old in node.meta.pop("replaces")}
+    for node in decisions.keys() - set(present):
+        entry, successor = decisions[node].entry, successors.get(node_name(node))
+        entry.verdict = Verdict.FUSED
+        entry.reason = f"replaced by {successor}" if successor else "folded into the layer before it"
+    together = {**decisions, **fresh}
+    return {node: together[node] for node in present if node in together}
+
+
+def _inherited(model: CapturedModel, node: fx.Node, decisions: dict[fx.Node, Decision]) -> Decision | None:
+    """The decision on a node that was replaced by another call of a QModule of the same class."""
+    if node.op != "call_module":
+        return None
+    module = model.get_submodule(str(node.target))
+    for old, decision in decisions.items():
+        if old.op == "call_module" and node_name(old) in node.meta["replaces"]:
+            before = model.get_submodule(str(old.target))
+            if type(before) is type(module):
+                return decision
+    return None
