@@ -1,4 +1,4 @@
-"""Sums and products with constants, read from the graph: which operand is the constant, and along which axis it varies."""
+"""Sums and products with constants, read from the graph: which operand is the constant, and where it varies."""
 
 import operator
 from collections.abc import Callable
@@ -26,7 +26,11 @@ def read_constant(node: fx.Node) -> tuple[fx.Node, Any, bool] | None:
     for first in (False, True):
         constant, tensor = node.args if first else node.args[::-1]
         number = isinstance(constant, int | float) and not isinstance(constant, bool)
-        if isinstance(tensor, fx.Node) and (number or Expression.possible(constant)) and not Expression.possible(tensor):
+        if (
+            isinstance(tensor, fx.Node)
+            and (number or Expression.possible(constant))
+            and not Expression.possible(tensor)
+        ):
             return tensor, constant, first
     return None
 
@@ -37,7 +41,7 @@ def as_constant(model: CapturedModel, constant: Any) -> Expression | float:
 
 
 def why_not_per_channel(constant: Any, tensor: fx.Node, axis: int) -> str | None:
-    """Why a constant is not one number, or one number for each channel of a tensor; ``axis`` counts from the last, -1."""
+    """Why a constant is not one number, or one for each channel of a tensor; ``axis`` counts from the last, -1."""
     if not isinstance(constant, fx.Node):
         return None
     shape, full = shape_of(constant), shape_of(tensor)

@@ -55,7 +55,9 @@ class Expression:
                 values.append(getattr(owner, target))
                 continue
             given, named = _put_in(args, values), _put_in(kwargs, values)
-            values.append(getattr(given[0], target)(*given[1:], **named) if isinstance(target, str) else target(*given, **named))
+            values.append(
+                getattr(given[0], target)(*given[1:], **named) if isinstance(target, str) else target(*given, **named)
+            )
         return values[-1]
 
     def owner(self) -> nn.Module | None:

@@ -137,7 +137,7 @@ def _go_together(norms: list[fx.Node], layers: list[fx.Node]) -> bool:
     return {argument(n, 0, "input") for n in norms} == set(layers) and all(len(layer.users) == 1 for layer in layers)
 
 
-def _fold(layer: nn.Module, norm: nn.Module | None, order: list[int] | None) -> None:
+def _fold(layer: nn.Module, norm: nn.Module | str | None, order: list[int] | None) -> None:
     if order is not None:
         norm = ShuffledNorm(norm, order)  # pyrefly: ignore
     if isinstance(norm, FunctionNorm | ShuffledNorm):

@@ -24,7 +24,7 @@ from bitwright.nn.functional import QuantFunction
 from bitwright.nn.layer import QuantLayer
 
 
-@register_schedule("fold_before", stage="fuse")
+@register_schedule("fold_before", stage="fuse", after=("fold_batchnorm", "fold_scale"))
 def fold_before(model: CapturedModel) -> list[str]:
     """Fold what stands before a layer, the nearest first, and say why what could not be stays."""
     calls = Counter(str(n.target) for n in model.graph.nodes if n.op == "call_module")

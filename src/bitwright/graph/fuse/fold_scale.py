@@ -23,7 +23,7 @@ from bitwright.nn.layer import QuantLayer
 from bitwright.nn.operators import operator_of
 
 
-@register_schedule("fold_scale", stage="fuse")
+@register_schedule("fold_scale", stage="fuse", after="fold_batchnorm")
 def fold_scale(model: CapturedModel) -> list[str]:
     """Fold every constant after a layer that can be, and say why the others cannot."""
     calls = Counter(str(n.target) for n in model.graph.nodes if n.op == "call_module")
@@ -49,9 +49,7 @@ def fold_scale(model: CapturedModel) -> list[str]:
     return notes
 
 
-def _layer_before(
-    tensor: fx.Node, modules: dict[str, nn.Module], *, only_scale: bool
-) -> tuple[fx.Node, int]:
+def _layer_before(tensor: fx.Node, modules: dict[str, nn.Module], *, only_scale: bool) -> tuple[fx.Node, int]:
     """The node before permutations and dropout, each read by one other, and where its channels are in ``tensor``."""
     chain = []
     node = tensor

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from bitwright.graph.fuse.expression import Expression
 from bitwright.nn.layer import BatchNorm, QuantLayer
 
-
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
@@ -46,7 +45,9 @@ class FunctionNorm(StandIn):
     while training, as that would; those of others stay frozen, as in the captured call.
     """
 
-    def __init__(self, tensors: dict[str, Expression | None], channels: int, eps: float, momentum: float | None) -> None:
+    def __init__(
+        self, tensors: dict[str, Expression | None], channels: int, eps: float, momentum: float | None
+    ) -> None:
         super().__init__(channels, eps, momentum)
         mean = tensors["running_mean"]
         owner = None if mean is None else mean.owner()
@@ -68,7 +69,7 @@ class FunctionNorm(StandIn):
 
 
 class ShuffledNorm(StandIn):
-    """A BatchNorm on the channels of a layer after they were shuffled: channel ``order[j]`` of the layer is its j-th."""
+    """A BatchNorm on shuffled channels of a layer: channel ``order[j]`` of the layer is its j-th."""
 
     def __init__(self, norm: BatchNorm, order: list[int]) -> None:
         super().__init__(len(order), norm.eps, norm.momentum)

@@ -3,13 +3,12 @@
     heads(x, w, b) = split x·wᵀ + b into h heads
     out = join( softmax(q·kᵀ/√d + mask) · v ) · w_outᵀ + b_out
 
-The nodes compute what ``torch.nn.functional.multi_head_attention_forward`` does, in its order, over the same parameters.
+The nodes compute what ``F.multi_head_attention_forward`` does, in its order, over the same parameters.
 """
 
 import math
 import operator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F

@@ -23,7 +23,7 @@ from bitwright.graph.simplify.attention import AttentionProduct, add_mask
 _NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 
 
-@register_schedule("decompose_attention", stage="simplify")
+@register_schedule("decompose_attention", stage="simplify", after="split_attention", default=False, tolerance=1e-5)
 def decompose_attention(model: CapturedModel) -> list[str]:
     """Decompose every attention, of functions and of split modules."""
     notes = []

@@ -13,14 +13,15 @@ import torch
 from torch import fx, nn
 
 from bitwright.graph.build import attribute_of
+from bitwright.graph.effects import writes
 from bitwright.graph.model import CapturedModel
-from bitwright.graph.purity import only_computes, writes_in_place
+from bitwright.graph.purity import only_computes
 from bitwright.graph.schedule import register_schedule
 
 LARGEST = 2**24  # values: larger results are left to be computed
 
 
-@register_schedule("fold_constants", stage="simplify")
+@register_schedule("fold_constants", stage="simplify", after=("fold_shape_arithmetic", "unbind_to_select"))
 def fold_constants(model: CapturedModel, persistent: bool = False) -> list[str]:
     """Fold every constant expression, and say why those of named buffers are not.
 
@@ -28,14 +29,13 @@ def fold_constants(model: CapturedModel, persistent: bool = False) -> list[str]:
         model: the model.
         persistent: fold what is computed of named buffers too; loading other values for them has no effect then.
     """
-    modules = dict(model.named_modules())
-    written = _written_attributes(model, modules)
+    written = _written_attributes(model)
     reasons = {n: _why_changing(model, n, written, persistent) for n in model.graph.nodes if n.op == "get_attr"}
     constant: set[fx.Node] = {n for n, reason in reasons.items() if reason is None}
     held_back: dict[fx.Node, str] = {n: reason for n, reason in reasons.items() if reason}
     for node in model.graph.nodes:
         inputs = node.all_input_nodes
-        if node.op not in ("call_function", "call_method") or not inputs or not only_computes(node, modules):
+        if node.op not in ("call_function", "call_method") or not inputs or not only_computes(node, model):
             continue
         if all(n in constant for n in inputs):
             constant.add(node)
@@ -102,14 +102,14 @@ def _why_changing(model: CapturedModel, node: fx.Node, written: set[str], persis
     return f"buffer {target} may be loaded anew" if saved and not persistent else None
 
 
-def _written_attributes(model: CapturedModel, modules: dict[str, nn.Module]) -> set[str]:
+def _written_attributes(model: CapturedModel) -> set[str]:
     """The attributes that the graph writes into, itself or through a view, or that belong to a module it calls."""
     written: set[str] = set()
     for node in model.graph.nodes:
         if node.op == "call_module":
             prefix = str(node.target)
-            written.update(f"{prefix}.{name}" for name, _ in modules[prefix].named_buffers())
-        elif node.meta.get("written") or writes_in_place(node, modules):
+            written.update(f"{prefix}.{name}" for name, _ in model.get_submodule(prefix).named_buffers())
+        elif node.meta.get("written") or writes(node, model):
             waiting, seen = [node], {node}
             while waiting:
                 before = [n for n in waiting.pop().all_input_nodes if n not in seen]

@@ -12,7 +12,7 @@ from bitwright.graph.schedule import register_schedule
 from bitwright.graph.sizes import Sizes
 
 
-@register_schedule("fold_shape_arithmetic", stage="simplify")
+@register_schedule("fold_shape_arithmetic", stage="simplify", after=("split_attention", "decompose_attention"))
 def fold_shape_arithmetic(model: CapturedModel) -> list[str]:
     """Fold every size that is known, with what was only computed for it."""
     sizes = Sizes(model.graph, dict(model.named_modules()))

@@ -1,8 +1,9 @@
 """Merge views that follow each other:  x.reshape(a).reshape(b)  ->  x.reshape(b),  permutations into one or none.
 
-    permute(permute(x, p), q) = permute(x, [p[i] for i in q]),   and for the order 0, 1, 2 … the tensor itself
+permute(permute(x, p), q) = permute(x, [p[i] for i in q]),   and for the order 0, 1, 2 … the tensor itself
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,25 +20,30 @@ _PERMUTES = {"permute", torch.permute}
 _TRANSPOSES = {"transpose", torch.transpose, "swapaxes", torch.swapaxes}
 
 
-@register_schedule("merge_reshapes", stage="simplify")
+@register_schedule("merge_reshapes", stage="simplify", after=("unbind_to_select", "remove_identity", "remove_dropout"))
 def merge_reshapes(model: CapturedModel) -> list[str]:
     """Merge what can be, and say why not where something else reads the first of two."""
     notes = []
     for node in list(model.graph.nodes):
-        before = node.args[0] if node.args else None
-        if not isinstance(before, fx.Node) or node.meta.get("written") or before.meta.get("written"):
-            continue
-        if node.target in _RESHAPES and before.target in _SHAPE_ONLY and not _is_dtype_view(node, before):
-            merge = _merge_reshape
-        elif permutation(node) is not None and permutation(before) is not None:
-            merge = _merge_permutation
-        else:
-            continue
-        if len(before.users) > 1:
-            notes.append(f"not merged: {node.name} with {before.name}, which has {len(before.users)} users")
-            continue
-        notes.append(merge(model, node, before))
+        while (merge := _merge_for(node)) is not None:
+            before: Any = node.args[0]
+            if len(before.users) > 1:
+                notes.append(f"not merged: {node.name} with {before.name}, which has {len(before.users)} users")
+                break
+            notes.append(merge(model, node, before))
+            if merge is _merge_permutation:
+                break  # another node stands in its place
     return notes
+
+
+def _merge_for(node: fx.Node) -> Callable[[CapturedModel, fx.Node, fx.Node], str] | None:
+    """How a node is merged with the one before it, if it can be."""
+    before = node.args[0] if node.args else None
+    if not isinstance(before, fx.Node) or node.meta.get("written") or before.meta.get("written"):
+        return None
+    if node.target in _RESHAPES and before.target in _SHAPE_ONLY and not _is_dtype_view(node, before):
+        return _merge_reshape
+    return _merge_permutation if permutation(node) is not None and permutation(before) is not None else None
 
 
 def _merge_reshape(model: CapturedModel, node: fx.Node, before: fx.Node) -> str:
@@ -68,9 +74,7 @@ def permutation(node: fx.Node) -> list[int] | None:
     if node.target not in _PERMUTES | _TRANSPOSES or not shape or node.kwargs:
         return None
     given = node.args[1] if len(node.args) == 2 and isinstance(node.args[1], tuple | list) else node.args[1:]
-    if not all(isinstance(d, int) for d in given):
-        return None
-    wanted = [d % len(shape) for d in given]  # pyrefly: ignore
+    wanted = [d % len(shape) for d in given if isinstance(d, int)]
     if node.target in _PERMUTES and len(wanted) == len(shape):
         return wanted
     if node.target in _TRANSPOSES and len(wanted) == 2:

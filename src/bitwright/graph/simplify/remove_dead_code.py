@@ -9,13 +9,12 @@ from bitwright.graph.purity import only_computes
 from bitwright.graph.schedule import register_schedule
 
 
-@register_schedule("remove_dead_code", stage="simplify")
+@register_schedule("remove_dead_code", stage="simplify", after="*")
 def remove_dead_code(model: CapturedModel) -> list[str]:
     """Remove all dead code, and tell what was computed for nothing."""
-    modules = dict(model.named_modules())
     removed = []
     for node in reversed(list(model.graph.nodes)):
-        if not node.users and only_computes(node, modules):
+        if not node.users and only_computes(node, model):
             model.graph.erase_node(node)
             removed.append(node)
     calls = [n.name for n in reversed(removed) if n.op != "get_attr" and n.meta.get("tensor") is not None]

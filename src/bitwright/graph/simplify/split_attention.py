@@ -24,7 +24,7 @@ _DEFAULTS = {"need_weights": True, "average_attn_weights": True, "is_causal": Fa
 _TENSORS = ("query", "key", "value", "key_padding_mask", "attn_mask")
 
 
-@register_schedule("split_attention", stage="simplify")
+@register_schedule("split_attention", stage="simplify", after="remove_identity", tolerance=1e-5)
 def split_attention(model: CapturedModel) -> list[str]:
     """Split every attention module, and say why those with hooks or unusual inputs stay whole."""
     notes = []
@@ -59,7 +59,7 @@ def _why_not(module: nn.MultiheadAttention, given: dict[str, Any]) -> str | None
 
 
 def _describe(build: NodeBuilder, module: nn.MultiheadAttention, given: dict[str, Any], target: str) -> Attention:
-    def read(name: str, owner: nn.Module = module) -> Any:  # noqa: ANN401
+    def read(name: str, owner: nn.Module = module) -> Any:
         path = target if owner is module else f"{target}.out_proj"
         return None if getattr(owner, name) is None else build.attribute(f"{path}.{name}")
 

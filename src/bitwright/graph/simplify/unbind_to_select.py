@@ -1,9 +1,12 @@
-"""Read the parts of a tensor one by one:  unbind(x, d)[i]  ->  select(x, d, i),  split(x, n, d)[i]  ->  narrow(x, d, i·n, n).
+"""Read the parts of a tensor one by one, not as a tuple.
 
-So every part is a tensor of its own that a quantizer can stand after, instead of a tuple. The parts of ``chunk`` and
+    unbind(x, d)[i]  ->  select(x, d, i),      split(x, n, d)[i]  ->  narrow(x, d, i·n, n)
+
+So every part is a tensor of its own that a quantizer can stand after. The parts of ``chunk`` and
 ``split`` are read in this way where their sizes are the same for all inputs.
 """
 
+import operator
 from typing import Any
 
 import torch
@@ -19,7 +22,7 @@ _CHUNK = {"chunk", torch.chunk}
 _SPLIT = {"split", torch.split, "split_with_sizes", torch.split_with_sizes}
 
 
-@register_schedule("unbind_to_select", stage="simplify")
+@register_schedule("unbind_to_select", stage="simplify", after="fold_shape_arithmetic")
 def unbind_to_select(model: CapturedModel) -> list[str]:
     """Rewrite every tuple of parts of which single ones are read, and say why not the others."""
     sizes = Sizes(model.graph, dict(model.named_modules()))
@@ -47,7 +50,7 @@ def unbind_to_select(model: CapturedModel) -> list[str]:
 
 
 def _reads_one(user: fx.Node, count: int) -> bool:
-    index = user.args[1] if user.op == "call_function" and user.meta.get("tensor") is not None else None
+    index = user.args[1] if user.target is operator.getitem and user.meta.get("tensor") is not None else None
     return isinstance(index, int) and -count <= index < count and not user.meta.get("written")
 
 
