@@ -34,7 +34,8 @@ def channel_order(layer: fx.Node, norm: fx.Node, modules: dict[str, nn.Module]) 
     if shape is None or len(shape) < 3 or shape_of(chain[-1]) != shape or _readers(layer) != 1:
         return None
     first, second = (_order_at(layer, chain, (batch, *shape[1:]), modules) for batch in (2, 3))
-    return first if first == second else None
+    plain = list(range(shape[1]))  # no shuffle, but other axes may have moved, and memory with them
+    return first if first == second != plain else None
 
 
 def _only_moves(node: fx.Node, modules: dict[str, nn.Module]) -> bool:

@@ -124,16 +124,15 @@ class AttentionBuilder:
         return out, self._returned(weights) if weights is not None and call.need_weights else None
 
     def _laid_out(self) -> tuple[fx.Node, fx.Node, fx.Node]:
-        """Query, key and value with the sequence first; what was one tensor stays one."""
-        made: dict[fx.Node, fx.Node] = {}
-        for tensor in (self.call.query, self.call.key, self.call.value):
-            if tensor in made:
-                continue
-            if not self.batched:
-                made[tensor] = self.build.method("unsqueeze", tensor, 1)
-            else:
-                made[tensor] = self.build.method("transpose", tensor, 1, 0) if self.call.batch_first else tensor
-        return made[self.call.query], made[self.call.key], made[self.call.value]
+        """Query, key and value with the sequence first; of a batch, what was one tensor stays one."""
+        tensors = (self.call.query, self.call.key, self.call.value)
+        if not self.batched:  # three tensors in any case, so torch projects each of them on its own
+            query, key, value = (self.build.method("unsqueeze", tensor, 1) for tensor in tensors)
+            return query, key, value
+        if not self.call.batch_first:
+            return tensors
+        made = {tensor: self.build.method("transpose", tensor, 1, 0) for tensor in dict.fromkeys(tensors)}
+        return made[tensors[0]], made[tensors[1]], made[tensors[2]]
 
     def _projected(self, query: fx.Node, key: fx.Node, value: fx.Node) -> tuple[fx.Node, fx.Node, fx.Node]:
         call, size = self.call, self.call.embedding
