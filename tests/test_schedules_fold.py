@@ -168,9 +168,7 @@ def test_a_layer_called_twice_with_its_norm():
     def body(self, x):
         return self.b(self.a(x)) + self.b(self.a(x * 0.5)).relu()
 
-    notes, model = check(
-        Net(body, a=nn.Conv2d(3, 4, 1), b=nn.BatchNorm2d(4)), image(), image(3), name="fold_batchnorm"
-    )
+    notes, model = check(Net(body, a=nn.Conv2d(3, 4, 1), b=nn.BatchNorm2d(4)), image(), image(3), name="fold_batchnorm")
     assert notes == ["folded b into a"]
     assert not [n for n in model.graph.nodes if n.target == "b"]
 
@@ -280,7 +278,12 @@ def test_a_written_out_norm_is_folded():
 
     layers = {"a": nn.Conv2d(3, 4, 1, bias=False), "n": FrozenNorm(4), "c": nn.Conv2d(3, 4, 1), "m": FrozenNorm(4)}
     notes, model = check(Net(body, **layers), image(), image(5), name="fold_scale")
-    assert [n.split()[0] + n[-7:] for n in notes] == ["folded into a", "folded into a", "folded into c", "folded into c"]
+    assert [n.split()[0] + n[-7:] for n in notes] == [
+        "folded into a",
+        "folded into a",
+        "folded into c",
+        "folded into c",
+    ]
     floats = {e.operator for e in bw.ledger_of(model).entries if e.verdict.value == "float"}
     assert "mul" not in floats
 
@@ -291,7 +294,11 @@ def test_a_written_out_norm_is_folded():
         (lambda self, x: 1.0 / self.a(x), (4,), "it divides by the layer's result"),
         (lambda self, x: (lambda y: y * 2.0 + y)(self.a(x)), (4,), "a has 2 users"),
         (lambda self, x: self.a(x) * 2.0 + self.a(-x), (4,), "a is called more than once"),
-        (lambda self, x: self.a(x) + self.gain, (6, 6), "its constant differs along other axes than the layer's channels"),
+        (
+            lambda self, x: self.a(x) + self.gain,
+            (6, 6),
+            "its constant differs along other axes than the layer's channels",
+        ),
         (lambda self, x: self.a(x) * self.gain, (5, 1, 1, 1, 1), "the constant makes the result larger"),
     ],
 )
@@ -375,7 +382,11 @@ def test_what_stands_before_a_layer(body, layer, x, count):
     [
         (lambda self, x: self.a(self.bn(x)), lambda: nn.Conv2d(6, 4, 3, padding=1), "pads with zeros"),
         (lambda self, x: self.a(x + 1.0), lambda: nn.ConvTranspose2d(6, 4, 3), "does not see its shift"),
-        (lambda self, x: self.a((lambda y: y)(self.bn(x))) + self.bn(x).sum(), lambda: nn.Conv2d(6, 4, 1), "more than once"),
+        (
+            lambda self, x: self.a((lambda y: y)(self.bn(x))) + self.bn(x).sum(),
+            lambda: nn.Conv2d(6, 4, 1),
+            "more than once",
+        ),
         (lambda self, x: (lambda y: self.a(y) + y.sum())(self.bn(x)), lambda: nn.Conv2d(6, 4, 1), "it has 2 users"),
         (lambda self, x: self.a(self.bn(x)), lambda: nn.Linear(5, 4), "another axis"),
         (lambda self, x: self.a(1.0 / (x * x + 1.0)), lambda: nn.Conv2d(6, 4, 1), "divides by the layer's input"),
@@ -407,7 +418,13 @@ class Block(nn.Module):
 def test_the_file_computes_what_the_simulation_does(backend, tmp_path):
     torch.manual_seed(0)
     net = nn.Sequential(
-        nn.BatchNorm2d(3), nn.Conv2d(3, 8, 1), Block(8), Block(8), nn.AdaptiveAvgPool2d(1), nn.Flatten(1), nn.Linear(8, 4)
+        nn.BatchNorm2d(3),
+        nn.Conv2d(3, 8, 1),
+        Block(8),
+        Block(8),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(1),
+        nn.Linear(8, 4),
     )
     livened(net)
     x = image(4)
