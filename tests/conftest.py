@@ -21,6 +21,17 @@ settings.register_profile(
 settings.load_profile("bitwright")
 
 
+@pytest.fixture
+def own_schedules():
+    """Forget the schedules that a test registers: they would run in every test after it."""
+    from bitwright.graph import SCHEDULES
+
+    known = set(SCHEDULES)
+    yield
+    for name in set(SCHEDULES) - known:
+        SCHEDULES.unregister(name)
+
+
 @pytest.fixture(autouse=True)
 def _seeded():
     torch.manual_seed(0)

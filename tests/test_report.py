@@ -166,7 +166,7 @@ def test_table_has_what_analyze_found(model, tmp_path):
         f"{conv.weight.sqnr:.1f} dB",
         "int7symmetric narrow channel:0",
     ]
-    assert source.count("<svg") == 5  # outputs of x, conv and fc, weights of conv and fc
+    assert source.count('class="histogram"') == 5  # outputs of x, conv and fc, weights of conv and fc
     assert text.interval(conv.output.range) in page.text
     assert source == page_of(model, None, tmp_path, batches=[BATCH, 2 * BATCH])[1]
 
@@ -174,7 +174,8 @@ def test_table_has_what_analyze_found(model, tmp_path):
 def test_without_data_there_are_specs_and_ranges_only(model, tmp_path):
     page, source = page_of(model, None, tmp_path)
     assert "SQNR" not in page.text
-    assert "<svg" not in source
+    assert 'class="histogram"' not in source
+    assert source.count('class="graph"') == 2  # before and after
     assert "small.onnx" not in source
     assert 'class="cards"' not in source
     assert page.column("Weight")[1] == "int7symmetric narrow channel:0"

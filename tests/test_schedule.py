@@ -2,6 +2,7 @@
 
 import copy
 import operator
+from importlib import metadata
 
 import pytest
 import torch
@@ -25,15 +26,11 @@ from bitwright.graph import (
     runner,
 )
 from bitwright.graph.order import order_schedules
-from bitwright.nn import QuantConv2d
+from bitwright.nn import QuantConv2d, QuantOpr, register_qmodule
+from bitwright.nn.registry import unregister_qmodule
+from bitwright.registry import ENTRY_POINT_GROUP, Registry
 
-
-@pytest.fixture(autouse=True)
-def _clean_registry():
-    known = set(SCHEDULES)
-    yield
-    for name in set(SCHEDULES) - known:
-        SCHEDULES.unregister(name)
+pytestmark = pytest.mark.usefixtures("own_schedules")
 
 
 class Cats(nn.Module):
@@ -112,25 +109,25 @@ def test_the_simplify_stage_with_a_joint_checker_and_subset():
 
 
 def test_the_fuse_stage_makes_a_qmodule_in_the_place_of_two():
-    """A user's own fusion: convolution and scaling become one convolution, whose weight is scaled."""
+    """A user's own fusion: a convolution and what changes its sign become one, whose weight has the other sign."""
 
-    class Scale(nn.Module):
+    class Negated(nn.Module):
         def __init__(self):
             super().__init__()
             self.conv = nn.Conv2d(3, 4, 3, padding=1)
             self.head = nn.Conv2d(4, 2, 1)
 
         def forward(self, x):
-            return self.head(self.conv(x) * 2.0)
+            return self.head(torch.neg(self.conv(x)))
 
-    @register_schedule("fold_factor", stage="fuse", after=["fold_batchnorm"], tolerance=1e-5)
+    @register_schedule("fold_sign", stage="fuse", after=["fold_batchnorm"], tolerance=1e-5)
     class ReplacePattern(ReplacePatternBase):
         done = "folded"
 
         def make_nodes(self):
             return [
                 MatchingNode("conv", [None], [QuantConv2d], input_match_type=InputMatchingType.ALL),
-                MatchingNode("mul", ["conv"], [operator.mul], lambda node, module: isinstance(node.args[1], float)),
+                MatchingNode("neg", ["conv"], [torch.neg, "neg"], lambda node, module: node.op == "call_function"),
             ]
 
         def make_matching_strategy(self):
@@ -138,26 +135,25 @@ def test_the_fuse_stage_makes_a_qmodule_in_the_place_of_two():
 
         def get_new_graph(self, nodes_dict, modules_dict, model, transform_idx):
             module = copy.deepcopy(modules_dict["conv"])
-            factor = nodes_dict["mul"].args[1]
             with torch.no_grad():
-                module.weight *= factor
-                module.bias *= factor
-            name = f"conv_scaled_{transform_idx}"
+                module.weight.neg_()
+                module.bias.neg_()
+            name = f"negated_conv_{transform_idx}"
             model.add_module(name, module)
-            with model.graph.inserting_after(nodes_dict["mul"]):
+            with model.graph.inserting_after(nodes_dict["neg"]):
                 new = model.graph.call_module(name, nodes_dict["conv"].args)
-            return {"mul": new}
+            return {"neg": new}
 
-    net, x = Scale().eval(), torch.randn(2, 3, 5, 5)
+    net, x = Negated().eval(), torch.randn(2, 3, 5, 5)
     model = bw.prepare(net, x, debug=True)
     ledger = bw.ledger_of(model)
-    assert "fold_factor: folded mul" in ledger.notes
+    assert "fold_sign: folded neg" in ledger.notes
     entries = {e.name: e for e in ledger.entries}
-    assert entries["conv_scaled_0"].verdict.value == "integer"
-    assert entries["conv_scaled_0"].weight.startswith("int")
-    assert entries["conv"].reason == entries["mul"].reason == "replaced by conv_scaled_0"
+    assert entries["negated_conv_0"].verdict.value == "integer"
+    assert entries["negated_conv_0"].weight.startswith("int")
+    assert entries["conv"].reason == entries["neg"].reason == "replaced by negated_conv_0"
     assert [str(n.target) for n in model.graph.nodes if n.op == "call_module" and "quantizer" not in str(n.target)] == [
-        "conv_scaled_0",
+        "negated_conv_0",
         "head",
     ]
     with torch.no_grad():
@@ -165,6 +161,100 @@ def test_the_fuse_stage_makes_a_qmodule_in_the_place_of_two():
         bw.calibrate(model, [x])
         assert not torch.equal(model(x), net(x))
         assert torch.allclose(model(x), net(x), atol=0.2)
+
+
+class Concat(nn.Module):
+    def __init__(self, dim):
+        super().__init__()
+        self.dim = dim
+
+    def forward(self, *tensors):
+        return torch.cat(tensors, self.dim)
+
+
+@pytest.fixture
+def qconcat():
+    @register_qmodule(sources=[Concat])
+    class QConcat(QuantOpr):
+        def __init__(self, org_module, config=None):
+            super().__init__()
+            self.dim = org_module.dim
+
+        def forward(self, *tensors):
+            return torch.cat([self.input_quantizer(t) for t in tensors], self.dim)
+
+    yield QConcat
+    unregister_qmodule(QConcat)
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_the_document_as_printed(qconcat, enabled, tmp_path):
+    """Seed 003, word for word where it has words: its checker, its joint checker, its way to make a node, its YAML."""
+
+    @register_schedule("name_of_your_transformation_file", stage="fuse", default=False)
+    class ReplacePattern(ReplacePatternBase):
+        def make_ops(self):
+            return [
+                MatcherNode(
+                    name="cat1",
+                    inputs=[None],
+                    op_type=[qconcat],
+                    checker=lambda concat_node, module: module.dim == 1,
+                    input_match_type=InputMatchType.SUBSET,
+                ),
+                MatcherNode(
+                    name="cat2",
+                    inputs=["cat1"],
+                    op_type=[qconcat],
+                    checker=lambda concat_node, module: module.dim == 1,
+                    input_match_type=InputMatchType.SUBSET,
+                ),
+            ]
+
+        def make_matching_strategy(self):
+            return ReplaceStrategy.APPLY_NOINTERSECT_REPEAT
+
+        def make_joint_checkers(self):
+            return [(("cat1", "cat2"), lambda cat1, cat2, modules: modules["cat1"].dim == modules["cat2"].dim)]
+
+        def get_new_graph(self, nodes_dict, modules_dict, model, transform_idx):
+            cat1, node_to_replace = nodes_dict["cat1"], nodes_dict["cat2"]
+            inputs = [i for n in node_to_replace.args for i in (cat1.args if n is cat1 else [n])]
+            new_module_name = f"merged_concat_{transform_idx}"
+            model.add_module(new_module_name, copy.deepcopy(modules_dict["cat2"]))
+            with model.graph.inserting_after(node_to_replace):
+                new_node = model.graph.create_node(
+                    op="call_module",
+                    target=new_module_name,
+                    args=tuple(inputs),
+                    name=new_module_name,
+                )
+            return new_node
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.head = nn.Conv2d(3, 4, 1), nn.Conv2d(20, 2, 1)
+            self.a, self.b, self.c, self.d = (Concat(d) for d in (1, 1, 1, 2))
+
+        def forward(self, x):
+            y = self.conv(x)
+            wide = self.c(y, self.b(y, self.a(y, torch.relu(y))), y)
+            return self.head(wide), self.d(wide, wide)
+
+    file = tmp_path / "recipe.yaml"
+    file.write_text(f"SCHEDULE:\n    NAME_OF_YOUR_TRANSFORMATION_FILE: {enabled}\n")
+    net, x = Net().eval(), torch.randn(2, 3, 4, 4)
+    model = bw.prepare(net, x, recipe=file, debug=True)
+    called = [str(n.target) for n in model.graph.nodes if n.op == "call_module" and "quantizers" not in str(n.target)]
+    inner = ["merged_concat_1"] if enabled else ["a", "b", "c"]
+    assert called == ["conv", *inner, "head", "d"]
+    with torch.no_grad():
+        assert all(torch.equal(got, want) for got, want in zip(model(x), net(x), strict=True))
+        bw.calibrate(model, [x])
+        assert all(torch.allclose(got, want, atol=0.1) for got, want in zip(model(x), net(x), strict=True))
+    verdicts = {e.name: e.verdict.value for e in bw.ledger_of(model).entries}
+    assert verdicts[inner[-1]] == "integer"
 
 
 # ------------------------------------------------------------------------------------------ order
@@ -189,7 +279,6 @@ def test_schedules_run_in_the_order_they_declare():
     declare("e", after=("dee",))
     found = [n for n in order() if len(n) == 1 or n in ("last", "zero", "after_zero_too", "functionalize")]
     assert found == ["zero", "after_zero_too", "functionalize", "d", "a", "c", "b", "e", "last"]
-    assert order()[-1] == "last"
 
 
 def test_schedules_of_the_other_stage_and_of_none():
@@ -314,6 +403,20 @@ def test_the_options_of_a_class():
             assert torch.equal(model(x), factor * net(x))
 
 
+def test_another_distribution_brings_a_schedule_by_an_entry_point(monkeypatch):
+    class Entry:
+        name = "their_schedules"
+
+        def load(self):
+            declare("theirs", before=("functionalize",))
+
+    monkeypatch.setattr(metadata, "entry_points", lambda group: [Entry()] if group == ENTRY_POINT_GROUP else [])
+    monkeypatch.setattr(Registry, "_plugins_loaded", False)
+    model = bw.prepare(nn.Linear(2, 2), torch.randn(1, 2), recipe={"schedules": {"THEIRS": True}})
+    assert order().index("theirs") < order().index("functionalize")
+    assert bw.ledger_of(model).recipe.schedules == {"THEIRS": True}
+
+
 # ------------------------------------------------------------------------------------------ debug mode
 
 
@@ -335,7 +438,7 @@ def test_debug_mode_names_the_schedule_that_changes_the_result_and_those_before(
     bw.prepare(Net(), x)
     message = (
         r"'sabotage' of stage 'simplify' changes what the model computes: the output\['y'\] differs by 2.05, its "
-        r"largest value being 3 \(allowed: 0 of it\); it did: made relu a sigmoid; schedules before it: .*, recolour$"
+        r"largest value being 3 \(allowed: 0 of it\); it did: made relu a sigmoid; schedules before it: .*, recolour"
     )
     with pytest.raises(ScheduleError, match=message):
         bw.prepare(Net(), x, debug=True)

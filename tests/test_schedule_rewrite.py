@@ -1,6 +1,7 @@
 """The engine of schedules: strategies, what get_new_graph may return, what is removed, and near misses."""
 
 import operator
+import random
 
 import pytest
 import torch
@@ -8,22 +9,18 @@ from torch import fx, nn
 
 from bitwright.errors import ConfigError, ScheduleError
 from bitwright.graph import (
-    SCHEDULES,
+    Matcher,
     MatcherNode,
+    Pattern,
     ReplacePatternBase,
     ReplaceStrategy,
     capture,
     register_schedule,
     run_stage,
 )
+from bitwright.graph.match import GraphIndex, InputMatchType
 
-
-@pytest.fixture(autouse=True)
-def _clean_registry():
-    known = set(SCHEDULES)
-    yield
-    for name in set(SCHEDULES) - known:
-        SCHEDULES.unregister(name)
+pytestmark = pytest.mark.usefixtures("own_schedules")
 
 
 def captured(function, x=None, **modules):
@@ -292,3 +289,122 @@ def test_a_checker_gives_its_reason_only_where_all_the_rest_matches():
         "not replaced: relu, one has no bias",
         "not replaced: relu_1, three has no bias; it is too wide",
     ]
+
+
+def test_what_is_known_of_new_nodes():
+    def forward(self, x):
+        batch = x.size(0)
+        left, right = torch.relu(x).chunk(2, dim=1)
+        return torch.sigmoid(left.reshape(batch, -1)) + right
+
+    def action(self, nodes, modules, model, index):
+        graph, (old,) = model.graph, nodes["a"].args
+        parts = graph.call_method("chunk", (old.args[0], 2, 1))
+        part = graph.call_function(operator.getitem, (parts, 1))
+        sized = graph.call_method("reshape", (part, old.args[1], 1, -1))
+        linear = graph.call_module(self.add_module(model, "new", nn.Linear(1, 5)), (sized,))
+        shape = graph.call_method("size", (linear, -1))
+        odd = graph.call_function(input, ())
+        return graph.call_function(fold, (nodes["a"], linear, shape, odd))
+
+    model, _, _ = captured(forward, torch.randn(3, 4))
+    scope = {n: n.meta["scope"] for n in model.graph.nodes if n.target is torch.sigmoid}
+    assert rewriter([MatcherNode("a", [None], [torch.sigmoid])], action)().apply(model)
+    new = {n.name: n.meta for n in model.graph.nodes if "replaces" in n.meta}
+    shapes = {name: meta["tensor"] and meta["tensor"].shape for name, meta in new.items()}
+    assert shapes == {
+        "chunk_1": None,
+        "getitem_2": (3, 1),
+        "reshape_1": (3, 1, 1),
+        "new": (3, 1, 5),
+        "size_1": None,
+        "input_1": None,
+        "fold": (3, 2),
+    }
+    assert new["size_1"]["plain"] is True
+    assert new["chunk_1"]["plain"] is new["input_1"]["plain"] is False
+    assert all(meta["scope"] == next(iter(scope.values())) for meta in new.values())
+
+
+def fold(x, *rest):
+    return x
+
+
+# ---------------------------------------------------------------------------------- rewrites that keep the meaning
+
+
+def keep(self, nodes, modules, model, index):
+    return nodes["x"]
+
+
+def zero(self, nodes, modules, model, index):
+    return model.graph.call_function(torch.zeros_like, (nodes["x"],))
+
+
+def distribute(self, nodes, modules, model, index):
+    parts = [model.graph.call_function(torch.neg, (n,)) for n in nodes["s"].args]
+    return model.graph.call_function(operator.add, tuple(parts))
+
+
+def distribute_after(self, nodes, modules, model, index):
+    with model.graph.inserting_after(nodes["n"]):  # each new node goes before the one made last
+        return distribute(self, nodes, modules, model, index)
+
+
+ANYTHING = MatcherNode("x", None, None)
+RULES = {
+    "-(-x) = x": ([ANYTHING, MatcherNode("n", ["x"], [torch.neg]), MatcherNode("m", ["n"], [torch.neg])], keep),
+    "|-x| = |x|": (
+        [MatcherNode("n", [None], [torch.neg]), MatcherNode("a", ["n"], [torch.abs])],
+        lambda s, nodes, m, model, i: model.graph.call_function(torch.abs, nodes["n"].args),
+    ),
+    "x + -x = 0": (
+        [
+            ANYTHING,
+            MatcherNode("n", ["x"], [torch.neg]),
+            MatcherNode("s", ["n", "x"], [operator.add], input_match_type=InputMatchType.COMMUTATIVE),
+        ],
+        zero,
+    ),
+    "-(x + y) = -x + -y": (
+        [MatcherNode("s", [None, None], [operator.add]), MatcherNode("n", ["s"], [torch.neg])],
+        distribute,
+    ),
+    "-(y + x) = -y + -x": (
+        [MatcherNode("s", [None, None], [operator.add]), MatcherNode("n", ["s"], [torch.neg])],
+        distribute_after,
+    ),
+}
+
+
+@pytest.mark.parametrize("strategy", list(ReplaceStrategy))
+@pytest.mark.parametrize("rule", RULES)
+def test_a_right_rewrite_keeps_the_meaning_of_any_graph_and_leaves_nothing_to_do(rule, strategy):
+    ops, action = RULES[rule]
+    rewritten = 0
+    for seed in range(40):
+        model = random_arithmetic(random.Random(seed))
+        x = torch.arange(-3.0, 4.0, dtype=torch.float64)
+        expected = model(x)
+        if rewriter(ops, action, strategy)().apply(model):
+            rewritten += 1
+        model.graph.lint()
+        assert torch.equal(model(x), expected)
+        left = list(Matcher(Pattern(ops)).find(GraphIndex(model)))
+        assert not (strategy.repeats and left)
+        assert all(n.users or n.op in ("placeholder", "output") for n in model.graph.nodes)
+    assert rewritten > 5
+
+
+def random_arithmetic(chance):
+    """Sums, negations and absolute values of an input, all of which its output needs."""
+    graph = fx.Graph()
+    nodes = [graph.placeholder("x")]
+    for _ in range(chance.randint(4, 14)):
+        function = chance.choice([torch.neg, torch.neg, torch.abs, operator.add])
+        nodes.append(graph.call_function(function, tuple(chance.choices(nodes[-4:], k=1 + (function is operator.add)))))
+    total = nodes[-1]
+    for node in nodes[:-1]:
+        total = total if node.users else graph.call_function(operator.add, (total, node))
+    graph.output(total)
+    return fx.GraphModule(nn.Module(), graph)

@@ -199,7 +199,7 @@ def test_a_residual_net():
             x = F.relu(x + self.b(F.relu(self.n(self.a(x)))))
             return self.head(x.mean((2, 3)))
 
-    notes, model = equalized(uneven(Residual()), image(), image(1))
+    notes, _ = equalized(uneven(Residual()), image(), image(1))
     assert [n.split(", by")[0] for n in notes] == [
         "not equalized: stem with a, relu has 2 users",
         "equalized a with b",

@@ -1,4 +1,4 @@
-"""Folding into layers: norms after and before them, functional ones, shuffled ones, and sums and products with constants.
+"""Folding into layers: norms after and before them, functional and shuffled ones, and constants.
 
 Everywhere the prepared model equals the original bit for bit while quantizers are off, and the folded weight computes
 the same as the original operations.

@@ -1,7 +1,9 @@
 """A registry you can list, filter and mistype: one per kind of plug-in."""
 
+import importlib
 import logging
-from collections.abc import Callable, Iterator
+import pkgutil
+from collections.abc import Callable, Iterable, Iterator
 from fnmatch import fnmatch
 from importlib import metadata
 from typing import Generic, TypeVar
@@ -79,6 +81,12 @@ class Registry(Generic[T]):
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.names())
+
+
+def import_all(package: str, path: Iterable[str]) -> None:
+    """Import every module of a package, whose decorators register what it holds."""
+    for module in pkgutil.iter_modules(path):
+        importlib.import_module(f"{package}.{module.name}")
 
 
 def load_plugins() -> None:

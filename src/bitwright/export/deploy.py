@@ -22,7 +22,7 @@ from bitwright.export.modules import (
     as_integers,
 )
 from bitwright.graph import CapturedModel
-from bitwright.graph.fuse.expression import Expression
+from bitwright.graph.fold.expression import Expression
 from bitwright.nn.attention import QuantMultiheadAttention
 from bitwright.nn.functional import QuantFunction
 from bitwright.nn.layer import QuantLayer

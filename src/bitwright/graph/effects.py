@@ -55,29 +55,33 @@ def ends_in_one_underscore(name: str) -> bool:
     return name.endswith("_") and not name.endswith("__")
 
 
+def has_effect(node: fx.Node, model: nn.Module) -> bool:
+    """Whether a node is known to do more than give a value, or is where values come in or go out."""
+    if node.op in ("placeholder", "output") or node.kwargs.get("out") is not None:
+        return True
+    return node.target in _EFFECTS or writes(node, model)
+
+
 def is_pure(node: fx.Node, model: nn.Module) -> bool:
-    """Whether nobody would notice if a node without users were not there."""
-    if node.op in ("placeholder", "output") or node.kwargs.get("out") is not None or writes(node, model):
+    """Whether it is certain that nobody would notice if a node without users were not there."""
+    if has_effect(node, model):
         return False
     if node.op == "call_module":
         return _is_from(type(model.get_submodule(str(node.target))), ("torch.nn", "bitwright"))
-    if node.op == "call_function":
-        return node.target not in _EFFECTS and _is_from(node.target, _HOMES)
-    return True
+    return node.op != "call_function" or _is_from(node.target, _HOMES)
 
 
 def remove_unused(model: fx.GraphModule, nodes: Iterable[fx.Node], *, replaced: Iterable[fx.Node] = ()) -> None:
     """Erase those of ``nodes`` that nobody reads and nobody would miss, then those that only they read, and so on.
 
-    Those ``replaced`` have something else in their place, so only writing keeps them.
+    Those ``replaced`` have something else in their place, so only a known effect keeps them.
     """
     known, waiting = set(replaced), list(nodes)
     while waiting:
         node = waiting.pop()
         if not is_in_graph(node) or node.users:
             continue
-        stands_in = node in known and node.op not in ("placeholder", "output") and not writes(node, model)
-        if stands_in or is_pure(node, model):
+        if is_pure(node, model) or (node in known and not has_effect(node, model)):
             before = node.all_input_nodes
             model.graph.erase_node(node)
             waiting += before

@@ -105,7 +105,7 @@ class _Rewriter:
     def _apply(self, match: Match, index: GraphIndex) -> None:
         self.done.add(match.key)
         before = len(self.result.notes)
-        with self.model.graph.inserting_after(max(match.key)):
+        with self.model.graph.inserting_before(max(match.key).next):
             answer = self._guard(
                 f"get_new_graph at {self._place(match)}",
                 lambda: self.schedule.get_new_graph(
@@ -143,6 +143,7 @@ class _Rewriter:
     def _put(self, replaced: dict[fx.Node, fx.Node], match: Match, index: GraphIndex) -> None:
         """Let everybody read the new nodes, but the new nodes themselves; then take away what nobody reads."""
         new = _new_nodes(replaced.values(), index)
+        _bring_into_order(new)
         for old, node in replaced.items():
             if node in new:
                 node.meta = {**old.meta, **node.meta}
@@ -179,11 +180,21 @@ class _Rewriter:
 
 def _new_nodes(ends: Iterable[fx.Node], index: GraphIndex) -> dict[fx.Node, None]:
     """The nodes that came into being since the index was made, from which ``ends`` are computed, in order."""
-    found: set[fx.Node] = set()
-    waiting = [node for node in ends if not index.knows(node)]
+    found: dict[fx.Node, None] = {}
+    waiting = [(node, False) for node in ends]
     while waiting:
-        node = waiting.pop()
-        if node not in found:
-            found.add(node)
-            waiting += [n for n in node.all_input_nodes if not index.knows(n)]
-    return dict.fromkeys(sorted(found))
+        node, inputs_done = waiting.pop()
+        if inputs_done:
+            found[node] = None
+        elif not index.knows(node) and node not in found:
+            waiting.append((node, True))
+            waiting += [(n, False) for n in node.all_input_nodes]
+    return found
+
+
+def _bring_into_order(nodes: Iterable[fx.Node]) -> None:
+    """Move each of ``nodes`` behind what it reads: ``inserting_after`` puts several in the reverse order."""
+    for node in nodes:
+        late = [n for n in node.all_input_nodes if not n < node]
+        if late:
+            max(late).append(node)

@@ -40,7 +40,7 @@ class Schedule:
     tolerance: float = 0.0
     options: Mapping[str, Option] = field(default_factory=dict)
 
-    def run(self, model: CapturedModel, settings: Mapping[str, Any], index: GraphIndex) -> PassResult:
+    def run(self, model: CapturedModel, settings: Mapping[str, Any], index: GraphIndex | None) -> PassResult:
         """Rewrite a model's graph; its code is made anew by the caller."""
         try:
             made = self.source(**settings) if isinstance(self.source, type) else self.source(model, **settings)

@@ -39,10 +39,11 @@ def run_stage(
         settings = chosen.get(schedule.name, {} if schedule.default else None)
         if settings is None:
             continue
-        index = index or GraphIndex(model)
+        is_pattern = isinstance(schedule.source, type)
+        index = index or GraphIndex(model) if is_pattern else None
         result = schedule.run(model, settings, index)
         results.append(result)
-        if result.applied or not isinstance(schedule.source, type):
+        if result.applied:
             index = None
         if check is not None:
             outputs = check()

@@ -9,6 +9,7 @@ from torch import nn
 from bitwright.backends import BACKENDS, Backend
 from bitwright.errors import ConfigError
 from bitwright.graph import Capture, Inputs, PassResult, capture, read_switches, run_stage, runner
+from bitwright.graph.sketch import sketch
 from bitwright.nn.operators import operator_of_module
 from bitwright.nn.registry import is_custom, qmodule_for
 from bitwright.prepare.decide import Decision, decide, join_activations, node_name, tensor_recipes
@@ -52,13 +53,15 @@ def prepare(
         raise ConfigError("this model is prepared already; prepare the float model it was made from")
     captured = capture(model, example_inputs)
     ledger = Ledger(target, wishes, Inputs.of(example_inputs), islands=captured.islands, decisions=captured.decisions)
+    ledger.before = {prefix: sketch(region) for prefix, region in captured.regions.items()}
     check = runner(captured.model, ledger.example.args, ledger.example.kwargs) if debug else None
     graphs = _decide_all(captured, wishes, target, ledger, check)
     for prefix, decisions in graphs.items():
         region = captured.regions[prefix]
         swap(region, decisions, wishes, target)
+        before = set(region.graph.nodes)
         ledger.notes += _lines(run_stage(region, "fuse", wishes.schedules, check=check))
-        alive = decide_again(region, decisions, wishes, target, prefix)
+        alive = decide_again(region, before, decisions, wishes, target, prefix)
         ledger.entries += [d.entry for n, d in alive.items() if n not in decisions]
         join_activations(alive, target)
         place(region, alive, wishes, target, prefix)

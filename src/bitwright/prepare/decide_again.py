@@ -12,18 +12,32 @@ from bitwright.recipe import Recipe
 
 
 def decide_again(
-    model: CapturedModel, decisions: dict[fx.Node, Decision], recipe: Recipe, backend: Backend, prefix: str
+    model: CapturedModel,
+    before: set[fx.Node],
+    decisions: dict[fx.Node, Decision],
+    recipe: Recipe,
+    backend: Backend,
+    prefix: str,
 ) -> dict[fx.Node, Decision]:
-    """The decisions of all nodes there are now, in the graph's order; what is gone is part of something else."""
+    """The decisions of all nodes there are now, in the graph's order; what is gone is part of something else.
+
+    Args:
+        model: the graph after fusing.
+        before: its nodes before.
+        decisions: what was decided before; the entries of nodes that are gone are changed.
+        recipe: the user's wishes.
+        backend: what the target does.
+        prefix: where the model is in the whole.
+    """
     present = list(model.graph.nodes)
-    made = [node for node in present if "replaces" in node.meta and node not in decisions]
+    made = [node for node in present if node not in before]
     fresh = decide(model, prefix, recipe, backend, only=set(made))
     for node in made:
         heir = _inherited(model, node, decisions)
         if heir is not None:
             name = f"{prefix}.{node_name(node)}" if prefix else node_name(node)
             fresh[node] = replace(heir, node=node, entry=replace(heir.entry, name=name))
-    successors = {old: node_name(node) for node in made for old in node.meta.pop("replaces")}
+    successors = {old: node_name(node) for node in made for old in node.meta.get("replaces", ())}
     for node in decisions.keys() - set(present):
         entry, successor = decisions[node].entry, successors.get(node_name(node))
         entry.verdict = Verdict.FUSED
@@ -38,7 +52,7 @@ def _inherited(model: CapturedModel, node: fx.Node, decisions: dict[fx.Node, Dec
         return None
     module = model.get_submodule(str(node.target))
     for old, decision in decisions.items():
-        if old.op == "call_module" and node_name(old) in node.meta["replaces"]:
+        if old.op == "call_module" and node_name(old) in node.meta.get("replaces", ()):
             before = model.get_submodule(str(old.target))
             if type(before) is type(module):
                 return decision

@@ -9,6 +9,7 @@ from torch import nn
 from bitwright.backends import Backend
 from bitwright.errors import ConfigError
 from bitwright.graph import Inputs
+from bitwright.graph.sketch import Spot
 from bitwright.graph.tracer import Decision
 from bitwright.recipe import Recipe
 
@@ -47,6 +48,7 @@ class Ledger:
     notes: list[str] = field(default_factory=list)
     islands: dict[str, str] = field(default_factory=dict)
     decisions: list[Decision] = field(default_factory=list)
+    before: dict[str, tuple[Spot, ...]] = field(default_factory=dict)  # the graphs as captured, by where they are
 
     def count(self) -> Counter[Verdict]:
         """How many operators got which verdict."""

@@ -25,6 +25,7 @@ from bitwright.files import check_output, whole_file
 from bitwright.prepare import Ledger, Verdict, ledger_of
 from bitwright.report import charts, text
 from bitwright.report.cards import cards
+from bitwright.report.graph import pictures
 
 if TYPE_CHECKING:  # the package of proofs needs onnx, a report does not
     from bitwright.verify.proof import Proof
@@ -75,6 +76,7 @@ def report(
         layers=stats,
         measured=any(s.output.sqnr is not None or s.weight.sqnr is not None for s in stats),
         worst=_worst(stats),
+        pictures=pictures(model, ledger),
         versions=_versions(proof),
     )
     with whole_file(target) as partial:

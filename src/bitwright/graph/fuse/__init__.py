@@ -1,11 +1,5 @@
-"""Rewrites of the graph after QModules are swapped in: one file each."""
+"""Rewrites of the graph after QModules are swapped in: every file here is one schedule."""
 
-from importlib import import_module
-from pkgutil import iter_modules
+from bitwright.registry import import_all
 
-from bitwright.graph.fuse.fold_batchnorm import fold_batchnorm
-
-for _module in iter_modules(__path__):
-    import_module(f"{__name__}.{_module.name}")
-
-__all__ = ["fold_batchnorm"]
+import_all(__name__, __path__)

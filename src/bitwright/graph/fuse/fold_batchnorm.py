@@ -17,9 +17,9 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from bitwright.graph.build import argument, module_of, replace, shape_of
-from bitwright.graph.fuse.expression import Expression
-from bitwright.graph.fuse.shuffle import before_moves, channel_order
-from bitwright.graph.fuse.stand_in import NORMS, FunctionNorm, ShuffledNorm
+from bitwright.graph.fold.expression import Expression
+from bitwright.graph.fold.shuffle import before_moves, channel_order
+from bitwright.graph.fold.stand_in import NORMS, FunctionNorm, ShuffledNorm
 from bitwright.graph.model import CapturedModel
 from bitwright.graph.schedule import register_schedule
 from bitwright.nn.layer import QuantLayer

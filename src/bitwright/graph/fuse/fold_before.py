@@ -15,9 +15,9 @@ from collections import Counter
 from torch import fx, nn
 
 from bitwright.graph.build import argument, module_of, replace, shape_of
-from bitwright.graph.fuse.constants import ARITHMETIC, as_constant, read_constant, why_not_per_channel
-from bitwright.graph.fuse.input_norm import can_fold_input, fold_input, shift_stays_out
-from bitwright.graph.fuse.stand_in import NORMS, Affine, Step
+from bitwright.graph.fold.constants import ARITHMETIC, as_constant, read_constant, why_not_per_channel
+from bitwright.graph.fold.input_norm import can_fold_input, fold_input, shift_stays_out
+from bitwright.graph.fold.stand_in import NORMS, Affine, Step
 from bitwright.graph.model import CapturedModel
 from bitwright.graph.schedule import register_schedule
 from bitwright.nn.functional import QuantFunction

@@ -13,8 +13,8 @@ from collections import Counter
 from torch import fx, nn
 
 from bitwright.graph.build import module_of, replace, shape_of
-from bitwright.graph.fuse.constants import ARITHMETIC, as_constant, read_constant, why_not_per_channel
-from bitwright.graph.fuse.stand_in import Affine, Step
+from bitwright.graph.fold.constants import ARITHMETIC, as_constant, read_constant, why_not_per_channel
+from bitwright.graph.fold.stand_in import Affine, Step
 from bitwright.graph.model import CapturedModel
 from bitwright.graph.schedule import register_schedule
 from bitwright.graph.simplify.merge_reshapes import permutation

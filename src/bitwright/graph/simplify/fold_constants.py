@@ -105,18 +105,18 @@ def _why_changing(model: CapturedModel, node: fx.Node, written: set[str], persis
 def _written_attributes(model: CapturedModel) -> set[str]:
     """The attributes that the graph writes into, itself or through a view, or that belong to a module it calls."""
     written: set[str] = set()
+    seen: set[fx.Node] = set()
     for node in model.graph.nodes:
         if node.op == "call_module":
             prefix = str(node.target)
             written.update(f"{prefix}.{name}" for name, _ in model.get_submodule(prefix).named_buffers())
         elif node.meta.get("written") or writes(node, model):
-            waiting, seen = [node], {node}
+            waiting = [node]
             while waiting:
                 before = [n for n in waiting.pop().all_input_nodes if n not in seen]
                 seen.update(before)
                 waiting += before
-            written.update(str(n.target) for n in seen if n.op == "get_attr")
-    return written
+    return written | {str(n.target) for n in seen if n.op == "get_attr"}
 
 
 def _free_name(model: nn.Module, wish: str) -> str:

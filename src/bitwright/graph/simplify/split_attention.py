@@ -12,10 +12,10 @@ from typing import Any
 
 from torch import fx, nn
 
+from bitwright.graph.attention import Attention, AttentionBuilder, AttentionProduct
 from bitwright.graph.build import NodeBuilder, has_hooks, module_of, replace, shape_of
 from bitwright.graph.model import CapturedModel
 from bitwright.graph.schedule import register_schedule
-from bitwright.graph.simplify.attention import Attention, AttentionBuilder, AttentionProduct
 
 _ARGUMENTS = (
     *("query", "key", "value", "key_padding_mask", "need_weights", "attn_mask", "average_attn_weights", "is_causal"),

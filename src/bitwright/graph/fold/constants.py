@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from bitwright.graph.build import shape_of
-from bitwright.graph.fuse.expression import Expression
+from bitwright.graph.fold.expression import Expression
 from bitwright.graph.model import CapturedModel
 
 ARITHMETIC: dict[Any, Callable[..., Any]] = {

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bitwright.graph.fuse.stand_in import Affine
+from bitwright.graph.fold.stand_in import Affine
 from bitwright.nn.conv import (
     QuantConv1d,
     QuantConv2d,

@@ -15,7 +15,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from bitwright.graph.fuse.expression import Expression
+from bitwright.graph.fold.expression import Expression
 from bitwright.nn.layer import BatchNorm, QuantLayer
 
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
@@ -77,6 +77,15 @@ class ShuffledNorm(StandIn):
         self.register_buffer("order", torch.tensor(order), persistent=False)
         self.register_buffer("inverse", torch.tensor(order).argsort(), persistent=False)
 
+    @property
+    def training(self) -> bool:  # pyrefly: ignore
+        """Whether the norm that it stands for is in training mode."""
+        return self._norm[0].training
+
+    @training.setter
+    def training(self, mode: bool) -> None:
+        """The norm has a mode of its own."""
+
     def forward(self, input: Tensor) -> Tensor:
         """Normalise the shuffled channels, and put them back."""
         (norm,) = self._norm
@@ -107,6 +116,15 @@ class Affine(StandIn):
         self._norm = () if norm is None else (norm,)
         self._layer = (layer,)
         self._steps: list[Step] = []
+
+    @property
+    def training(self) -> bool:  # pyrefly: ignore
+        """Whether the norm that it stands for is in training mode."""
+        return bool(self._norm) and self._norm[0].training
+
+    @training.setter
+    def training(self, mode: bool) -> None:
+        """The norm has a mode of its own."""
 
     def add(self, step: "Step") -> None:
         """Apply one more step, after all others."""

@@ -1,0 +1,42 @@
+"""A sketch of a graph: what is needed to draw it, once the graph itself has been rewritten."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import fx
+
+from bitwright.graph.match.find import call_name
+from bitwright.graph.match.index import instance_of
+from bitwright.quantizer import TensorQuantizer
+
+Role = Literal["input", "output", "operator", "quantizer"]
+
+
+@dataclass(frozen=True)
+class Spot:
+    """One node: what the user calls it, what it calls, the module it was written in, and the nodes it reads."""
+
+    node: str
+    name: str
+    kind: str
+    scope: str
+    role: Role
+    inputs: tuple[str, ...]
+
+
+def sketch(model: fx.GraphModule) -> tuple[Spot, ...]:
+    """The tensors' way through a graph; parameters and arithmetic on sizes are left out."""
+    spots: dict[str, Spot] = {}
+    for node in model.graph.nodes:
+        if node.op == "get_attr" or node.meta.get("plain"):
+            continue
+        instance = instance_of(node, model)
+        role: Role = "operator"
+        kind = node.target if node.op == "call_method" else getattr(instance, "__name__", type(instance).__name__)
+        if node.op in ("placeholder", "output"):
+            role, kind = ("input" if node.op == "placeholder" else "output"), ""
+        elif isinstance(instance, TensorQuantizer):
+            role, kind = "quantizer", str(instance.spec)
+        inputs = tuple(n.name for n in node.all_input_nodes if n.name in spots)
+        spots[node.name] = Spot(node.name, call_name(node), str(kind), node.meta.get("scope", ""), role, inputs)
+    return tuple(spots.values())
