@@ -13,7 +13,7 @@ from bitwright.graph.tracer import TensorInfo
 class NodeBuilder:
     """Adds nodes before a given one, in the place of which they will stand.
 
-    The shapes are found by running each call on tensors without data, so nothing is computed.
+    The shapes are found by running each call on zeros, as the device without data takes a second to be loaded.
 
     Args:
         model: the model whose graph is extended.
@@ -57,7 +57,8 @@ class NodeBuilder:
     def _add(self, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str | None) -> fx.Node:
         with self.model.graph.inserting_before(self.before):
             node = self.model.graph.create_node(op, target, args, kwargs, name)
-        value = self._values[node] = self._evaluate(op, target, args, kwargs)
+        with torch.no_grad():
+            value = self._values[node] = self._evaluate(op, target, args, kwargs)
         node.meta["tensor"] = tensor_info(value)
         node.meta["plain"] = not isinstance(value, torch.Tensor | tuple | list)
         node.meta["scope"] = self.scope
@@ -65,7 +66,7 @@ class NodeBuilder:
 
     def _evaluate(self, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if op == "get_attr":
-            return _without_data(attribute_of(self.model, target))
+            return attribute_of(self.model, target)
         given, named = fx.node.map_arg((args, kwargs), self._value)
         if op == "call_method":
             return getattr(given[0], target)(*given[1:], **named)
@@ -77,7 +78,8 @@ class NodeBuilder:
             info = node.meta.get("tensor")
             if info is None:
                 raise ValueError(f"{node.name} is no tensor, and its value is not known")
-            self._values[node] = torch.empty(info.shape, dtype=info.dtype, device="meta")
+            device = next(self.model.parameters(), torch.empty(0)).device
+            self._values[node] = torch.zeros(info.shape, dtype=info.dtype, device=device)
         return self._values[node]
 
 
@@ -124,7 +126,3 @@ def replace(node: fx.Node, by: Any) -> None:
         user.args = fx.node.map_arg(user.args, lambda n: by if n is node else n)
         user.kwargs = fx.node.map_arg(user.kwargs, lambda n: by if n is node else n)
     node.graph.erase_node(node)
-
-
-def _without_data(value: Any) -> Any:
-    return torch.empty_like(value, device="meta") if isinstance(value, torch.Tensor) else value
