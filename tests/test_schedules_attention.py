@@ -89,6 +89,40 @@ def test_every_argument_is_honoured(kind, index, weights):
             torch.testing.assert_close(got, expected, rtol=0, atol=tolerance)
 
 
+@pytest.mark.parametrize("separate", [True, False])
+@pytest.mark.parametrize("weights", [True, False])
+def test_the_function_is_split_too(separate, weights):
+    class Pool(nn.Module):
+        """Attention of the mean over a feature map, with projections that are layers of their own."""
+
+        def __init__(self):
+            super().__init__()
+            self.q, self.k, self.v, self.out = (nn.Linear(8, 8) for _ in range(4))
+
+        def forward(self, x):
+            x = x.flatten(2).permute(2, 0, 1)
+            x = torch.cat([x.mean(0, keepdim=True), x], 0)
+            parts = (self.q, self.k, self.v)
+            options = {f"{n}_proj_weight": p.weight for n, p in zip("qkv", parts, strict=True)} if separate else {}
+            packed = None if separate else torch.cat([p.weight for p in parts])
+            bias = torch.cat([p.bias for p in parts])
+            return F.multi_head_attention_forward(
+                *(x[:1], x, x, 8, 2, packed, bias, None, None, False, 0.1, self.out.weight, self.out.bias),
+                training=self.training,
+                need_weights=weights,
+                use_separate_proj_weight=separate,
+                **options,
+            )[0]
+
+    net, x = Pool().eval(), torch.randn(2, 8, 3, 3)
+    model = bw.prepare(net, x, debug=True)
+    assert split(model) == ["split_attention: split multi_head_attention_forward into projections and products"]
+    for example in (x, torch.randn(3, 8, 2, 4)):
+        assert torch.equal(model(example), net(example))
+    operators = [e.operator for e in bw.ledger_of(model).entries if e.verdict.value == "integer"]
+    assert operators.count("linear") == (4 if separate else 3)
+
+
 def test_a_causal_hint():
     options = {"need_weights": False, "is_causal": True}
     net = Attend("self", options, batch_first=False).eval()

@@ -398,6 +398,26 @@ def test_what_stays_before_a_layer(body, layer, note):
     assert any(note in n for n in notes)
 
 
+def test_uneven_factors_stay_before_a_layer():
+    def body(self, x):
+        return self.a(x / self.ranges)
+
+    net = Net(body, a=nn.Linear(3, 4))
+    net.register_buffer("ranges", torch.tensor([1.0, 10.0, 100.0]))
+    x = torch.randn(64, 3) * net.ranges
+    errors = []
+    for recipe in ({}, {"schedules": {"fold_before": {"spread": 1000}}}):
+        model = bw.prepare(net, x, recipe=recipe)
+        bw.calibrate(model, [x])
+        errors.append(float((model(x) - net(x)).detach().pow(2).mean()))
+        notes = [n for n in bw.ledger_of(model).notes if n.startswith("fold_before")]
+        folded = "fold_before: folded truediv into a after it"
+        assert notes == (
+            [folded] if recipe else ["fold_before: not folded: truediv into a, its factors differ 100 times"]
+        )
+    assert errors[0] < errors[1] / 10
+
+
 # ------------------------------------------------------------------------------------------------------- end to end
 
 

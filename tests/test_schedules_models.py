@@ -1,4 +1,4 @@
-"""All schedules together, in debug mode, on models in the style of well-known ones: values stay, and little is float."""
+"""All schedules together, in debug mode, on models in well-known styles: values stay, and little is float."""
 
 import copy
 
@@ -227,7 +227,9 @@ def test_with_everything_switched_on(name):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_with_everything_switched_off(name):
-    net, model, examples = prepared(name, **dict.fromkeys([n for n in SCHEDULES.names() if n != "functionalize"], False))
+    net, model, examples = prepared(
+        name, **dict.fromkeys([n for n in SCHEDULES.names() if n != "functionalize"], False)
+    )
     with torch.no_grad():
         torch.testing.assert_close(flat(model(examples[1])), flat(net(examples[1])), rtol=0, atol=0)
 

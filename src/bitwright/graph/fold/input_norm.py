@@ -123,6 +123,14 @@ def shift_stays_out(layer: Any) -> str | None:
     return "the layer pads with zeros, which it would shift" if padded and layer.padding_mode == "zeros" else None
 
 
+def spread_of(norm: BatchNorm) -> float:
+    """How many times its smallest factor the largest factor of a norm is; those that are zero do not count."""
+    with torch.no_grad():
+        factors = _map(norm)[0].abs()
+    factors = factors[factors > 0]
+    return float(factors.max() / factors.min()) if len(factors) else 1.0
+
+
 def _map(norm: BatchNorm) -> tuple[Tensor, Tensor]:
     """A norm as factor and shift of each channel."""
     mean, var = norm.running_mean, norm.running_var

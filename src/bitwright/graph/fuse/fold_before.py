@@ -8,6 +8,10 @@ That is exact only if every output sees the shift in the same way. So a shift go
 convolutions that pad with nothing or with their own values, not into those that pad with zeros (the padding would be
 shifted too) or that are transposed; a factor alone goes into all of them. The layer computes the original form while
 its weight is float, bit for bit.
+
+Once folded, it is the tensor before the norm that is quantized, with one scale for all channels. Where the factors c
+differ much, some channels would be left with few integers, so those whose largest is more than ``spread`` times their
+smallest stay:  ``fold_before: {spread: 100}``.
 """
 
 from collections import Counter
@@ -16,7 +20,7 @@ from torch import fx, nn
 
 from bitwright.graph.build import argument, module_of, replace, shape_of
 from bitwright.graph.fold.constants import ARITHMETIC, as_constant, read_constant, why_not_per_channel
-from bitwright.graph.fold.input_norm import can_fold_input, fold_input, shift_stays_out
+from bitwright.graph.fold.input_norm import can_fold_input, fold_input, shift_stays_out, spread_of
 from bitwright.graph.fold.stand_in import NORMS, Affine, Step
 from bitwright.graph.model import CapturedModel
 from bitwright.graph.schedule import register_schedule
@@ -25,8 +29,13 @@ from bitwright.nn.layer import QuantLayer
 
 
 @register_schedule("fold_before", stage="fuse", after=("fold_batchnorm", "fold_scale"))
-def fold_before(model: CapturedModel) -> list[str]:
-    """Fold what stands before a layer, the nearest first, and say why what could not be stays."""
+def fold_before(model: CapturedModel, spread: float = 8.0) -> list[str]:
+    """Fold what stands before a layer, the nearest first, and say why what could not be stays.
+
+    Args:
+        model: the model.
+        spread: how many times the smallest factor of a channel the largest may be.
+    """
     calls = Counter(str(n.target) for n in model.graph.nodes if n.op == "call_module")
     notes = []
     for node in list(model.graph.nodes):
@@ -43,7 +52,12 @@ def fold_before(model: CapturedModel) -> list[str]:
                 notes.append(f"not folded: {name} into {node.target}, {reason}")
                 break
             tensor = argument(before, 0, "input") if found is None else found[0]
-            _fold(model, layer, norm, before, found)
+            folded = norm if found is None else _affine(model, layer, before, found)
+            ratio = spread_of(folded)  # pyrefly: ignore
+            if ratio > spread:
+                notes.append(f"not folded: {name} into {node.target}, its factors differ {ratio:.0f} times")
+                break
+            fold_input(layer, folded)  # pyrefly: ignore
             replace(before, tensor)
             notes.append(f"folded {name} into {node.target} after it")
     return notes
@@ -81,16 +95,9 @@ def _why_not(
     return why_not_per_channel(constant, tensor, axis) or (shift_stays_out(layer) if kind in ("add", "sub") else None)
 
 
-def _fold(
-    model: CapturedModel,
-    layer: QuantLayer,
-    norm: nn.Module | None,
-    before: fx.Node,
-    found: tuple[fx.Node, object, bool] | None,
-) -> None:
-    if found is not None:
-        axis = -1 if isinstance(layer, nn.Linear) else 1 - layer.weight.ndim
-        channels = (shape_of(before) or ())[axis]
-        norm = Affine(None, layer, channels)
-        norm.add(Step(ARITHMETIC[before.target], as_constant(model, found[1]), found[2], axis))
-    fold_input(layer, norm)  # pyrefly: ignore
+def _affine(model: CapturedModel, layer: QuantLayer, before: fx.Node, found: tuple[fx.Node, object, bool]) -> Affine:
+    """A sum or product with a constant as something that a layer can fold in."""
+    axis = -1 if isinstance(layer, nn.Linear) else 1 - layer.weight.ndim
+    affine = Affine(None, layer, (shape_of(before) or ())[axis])
+    affine.add(Step(ARITHMETIC[before.target], as_constant(model, found[1]), found[2], axis))
+    return affine

@@ -1,15 +1,19 @@
-"""Split ``nn.MultiheadAttention`` into parts that can be quantized: projections, products and softmax, as graph nodes.
+"""Split multi-head attention into parts that can be quantized: projections, products and softmax, as graph nodes.
 
     attention(query, key, value)  ->  linear, bmm, softmax, bmm, linear      (see ``attention.py``)
 
-The nodes read the module's own parameters, so names and the ``state_dict`` stay as they are. The result is the same bit
-for bit: where torch computes attention with its fast path or returns weights, the products are written out; elsewhere
-torch calls ``scaled_dot_product_attention``, and so does the graph (``decompose_attention`` can take that apart). While
-training, weights are dropped as before.
+It is found as ``nn.MultiheadAttention`` and as ``F.multi_head_attention_forward``. The nodes read the module's own
+parameters, so names and the ``state_dict`` stay as they are. The result is the same bit for bit: where torch computes
+attention with its fast path or returns weights, the products are written out; elsewhere torch calls
+``scaled_dot_product_attention``, and so does the graph (``decompose_attention`` can take that apart). Only where the
+fast path meets a boolean mask, torch rounds in a way of its own (about 1e-7). While training, weights are dropped as
+before.
 """
 
+import inspect
 from typing import Any
 
+import torch.nn.functional as F
 from torch import fx, nn
 
 from bitwright.graph.attention import Attention, AttentionBuilder, AttentionProduct
@@ -21,6 +25,7 @@ _ARGUMENTS = (
     *("query", "key", "value", "key_padding_mask", "need_weights", "attn_mask", "average_attn_weights", "is_causal"),
 )
 _DEFAULTS = {"need_weights": True, "average_attn_weights": True, "is_causal": False}
+_SAME = ("bias_k", "bias_v", "add_zero_attn", "key_padding_mask", "attn_mask", "need_weights", "is_causal")
 _TENSORS = ("query", "key", "value", "key_padding_mask", "attn_mask")
 
 
@@ -29,6 +34,9 @@ def split_attention(model: CapturedModel) -> list[str]:
     """Split every attention module, and say why those with hooks or unusual inputs stay whole."""
     notes = []
     for node in list(model.graph.nodes):
+        if node.target is F.multi_head_attention_forward:
+            notes.append(_split_function(model, node))
+            continue
         module = module_of(node, model)
         if type(module) is not nn.MultiheadAttention:
             continue
@@ -42,6 +50,37 @@ def split_attention(model: CapturedModel) -> list[str]:
         _replace_parts(node, (out, weights))
         notes.append(f"split {target} into projections and products")
     return notes
+
+
+def _split_function(model: CapturedModel, node: fx.Node) -> str:
+    """Split one call of the function, and tell; or tell why not."""
+    bound = inspect.signature(F.multi_head_attention_forward).bind(*node.args, **node.kwargs)
+    bound.apply_defaults()
+    given = bound.arguments
+    if given["training"] is not False and given["dropout_p"] != 0:
+        return f"not split: {node.name}, it drops in evaluation too"
+    if given["static_k"] is not None or given["static_v"] is not None:
+        return f"not split: {node.name}, its keys or values are given already"
+    options = ("num_heads", "need_weights", "average_attn_weights", "is_causal", "add_zero_attn")
+    if any(isinstance(given[name], fx.Node) for name in options):
+        return f"not split: {node.name}, its options are computed"
+    if any(shape_of(given[name]) is None for name in _TENSORS[:3]):
+        return f"not split: {node.name}, its inputs are no tensors"
+    separate = tuple(given[f"{x}_proj_weight"] for x in "qkv") if given["use_separate_proj_weight"] else None
+    call = Attention(
+        *(given[name] for name in ("query", "key", "value")),
+        heads=given["num_heads"],
+        in_weight=None if separate else given["in_proj_weight"],
+        separate_weights=separate,  # pyrefly: ignore
+        in_bias=given["in_proj_bias"],
+        out_weight=given["out_proj_weight"],
+        out_bias=given["out_proj_bias"],
+        average_weights=given["average_attn_weights"],
+        explicit=given["need_weights"],
+        **{name: given[name] for name in _SAME},
+    )
+    _replace_parts(node, AttentionBuilder(NodeBuilder(model, node), call).write())
+    return f"split {node.name} into projections and products"
 
 
 def _why_not(module: nn.MultiheadAttention, given: dict[str, Any]) -> str | None:
