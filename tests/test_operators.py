@@ -646,7 +646,8 @@ def prepared(name, backend):
                 nn.init.uniform_(norm.weight, 0.5, 1.5)
                 nn.init.normal_(norm.bias, 0, 0.2)
     x = torch.randn(2, *shape)
-    return model, bw.prepare(model, x, backend), shape
+    as_written = dict.fromkeys(("remove_identity", "remove_dropout", "unbind_to_select"), False)
+    return model, bw.prepare(model, x, backend, recipe={"schedules": as_written}), shape
 
 
 @pytest.mark.parametrize("backend", ["onnxruntime", "openvino"])

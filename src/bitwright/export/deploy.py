@@ -22,6 +22,7 @@ from bitwright.export.modules import (
     as_integers,
 )
 from bitwright.graph import CapturedModel
+from bitwright.graph.fold.expression import Expression
 from bitwright.nn.attention import QuantMultiheadAttention
 from bitwright.nn.functional import QuantFunction
 from bitwright.nn.layer import QuantLayer
@@ -116,10 +117,10 @@ def _deploy_function(model: CapturedModel, node: fx.Node, function: QuantFunctio
     names = ("input", "weight", "bias")
     given: dict[str, Any] = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
     weight, bias = given.get("weight"), given.get("bias")
-    constants = [n is None or (isinstance(n, fx.Node) and n.op == "get_attr") for n in (weight, bias)]
+    constants = [n is None or Expression.possible(n) for n in (weight, bias)]
     if not all(constants) or not isinstance(weight, fx.Node):
         return
-    values: list[Any] = [None if n is None else _attribute(model, str(n.target)) for n in (weight, bias)]
+    values: list[Any] = [None if n is None else Expression(model, n)() for n in (weight, bias)]
     name = f"{SITES}.{node.name}"
     put_submodule(model, name, DeployedFunction(function, values[0], values[1]))
     rest = {k: v for k, v in node.kwargs.items() if k not in names}

@@ -139,6 +139,8 @@ def leaf_reason(wish: str) -> str:
 def join_activations(decisions: dict[fx.Node, Decision], backend: Backend) -> None:
     """Let each activation that the backend fuses join the integer operator whose only user it is."""
     for node, decision in decisions.items():
+        if not node.meta.get("joins"):
+            continue  # it has to be computed, and rounded, by itself
         source = node.args[0] if node.args else None
         before = decisions.get(source) if isinstance(source, fx.Node) else None
         apart = decision.rule is not None and (decision.rule.skip or decision.rule.force)

@@ -1,0 +1,226 @@
+"""Multi-head attention written out in graph nodes: projections, scores, softmax, products.
+
+    heads(x, w, b) = split x·wᵀ + b into h heads
+    out = join( softmax(q·kᵀ/√d + mask) · v ) · w_outᵀ + b_out
+
+The nodes compute what ``F.multi_head_attention_forward`` does, in its order, over the same parameters.
+"""
+
+import math
+import operator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+
+from bitwright.graph.build import NodeBuilder, shape_of
+from bitwright.nn.operators import Operator, define_operator
+
+
+def add_mask(scores: Tensor, mask: Tensor) -> Tensor:
+    """Add a mask to attention scores: a sum that stays float, as a mask holds values like -inf."""
+    return scores + mask
+
+
+class AttentionProduct(nn.Module):
+    """``F.scaled_dot_product_attention`` that drops weights while training, as ``nn.MultiheadAttention`` does."""
+
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.dropout = dropout
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, is_causal: bool) -> Tensor:
+        """Attend."""
+        dropout = self.dropout if self.training else 0.0
+        return F.scaled_dot_product_attention(query, key, value, attn_mask, dropout, is_causal)
+
+    def extra_repr(self) -> str:
+        """Show the dropout."""
+        return f"dropout={self.dropout}"
+
+
+define_operator(Operator("add_mask", (add_mask,)))
+define_operator(
+    Operator("scaled_dot_product_attention", (F.scaled_dot_product_attention, AttentionProduct)), override=True
+)
+
+
+@dataclass
+class Attention:
+    """One call of multi-head attention: its tensors are nodes; see ``nn.MultiheadAttention`` for what they mean.
+
+    Args:
+        in_weight: the packed projection, or None where there are ``separate_weights`` for query, key and value.
+        dropout: the name of a module that drops attention weights while training, if they are dropped.
+        explicit: write the products out, instead of calling ``scaled_dot_product_attention``.
+    """
+
+    query: fx.Node
+    key: fx.Node
+    value: fx.Node
+    heads: int
+    in_weight: fx.Node | None
+    separate_weights: tuple[fx.Node, fx.Node, fx.Node] | None
+    in_bias: fx.Node | None
+    out_weight: fx.Node
+    out_bias: fx.Node | None
+    bias_k: fx.Node | None = None
+    bias_v: fx.Node | None = None
+    add_zero_attn: bool = False
+    batch_first: bool = False
+    key_padding_mask: fx.Node | None = None
+    attn_mask: fx.Node | None = None
+    need_weights: bool = True
+    average_weights: bool = True
+    is_causal: bool = False
+    dropout: str | None = None
+    explicit: bool = True
+
+    @property
+    def embedding(self) -> int:
+        """The size of queries."""
+        return (shape_of(self.query) or (0,))[-1]
+
+
+class AttentionBuilder:
+    """Writes one call of attention into the graph.
+
+    Sizes in comments: L queries, S keys, N sequences, H heads, D values per head, E = H·D.
+    """
+
+    def __init__(self, build: NodeBuilder, call: Attention) -> None:
+        self.build, self.call = build, call
+        self.batched = len(shape_of(call.query) or ()) == 3
+
+    def write(self) -> tuple[fx.Node, fx.Node | None]:
+        """Add the nodes; return the result and the attention weights, if they are needed."""
+        build, call = self.build, self.call
+        query, key, value = self._laid_out()  # (L, N, E), (S, N, E), (S, N, E)
+        q, k, v = self._projected(query, key, value)
+        causal_by_itself = call.is_causal and call.key_padding_mask is None and not call.explicit
+        mask = None if causal_by_itself else self._as_float(call.attn_mask)  # (L, S) or (N·H, L, S)
+        padding = self._as_float(call.key_padding_mask)  # (N, S)
+        if padding is not None and not self.batched:
+            padding = build.method("unsqueeze", padding, 0)
+        if call.bias_k is not None and call.bias_v is not None:
+            k, v = self._with_bias(k, call.bias_k), self._with_bias(v, call.bias_v)
+            mask, padding = self._one_more(mask), self._one_more(padding)
+        q, k, v = (self._heads(t) for t in (q, k, v))  # (N·H, L, D), (N·H, S, D), (N·H, S, D)
+        if call.add_zero_attn:
+            k, v = (build.function(F.pad, t, (0, 0, 0, 1)) for t in (k, v))
+            mask, padding = self._one_more(mask), self._one_more(padding)
+        mask = self._merged(mask, padding)
+        weights = None
+        if call.explicit:
+            joined, weights = self._products(q, k, v, mask)
+        else:
+            joined = self._fused(q, k, v, mask, causal_by_itself)
+        out = build.function(F.linear, joined, call.out_weight, call.out_bias, name=self._name("out_proj"))
+        if not self.batched:
+            out = build.method("squeeze", out, 1)
+        elif call.batch_first:
+            out = build.method("transpose", out, 1, 0)
+        return out, self._returned(weights) if weights is not None and call.need_weights else None
+
+    def _laid_out(self) -> tuple[fx.Node, fx.Node, fx.Node]:
+        """Query, key and value with the sequence first; of a batch, what was one tensor stays one."""
+        tensors = (self.call.query, self.call.key, self.call.value)
+        if not self.batched:  # three tensors in any case, so torch projects each of them on its own
+            query, key, value = (self.build.method("unsqueeze", tensor, 1) for tensor in tensors)
+            return query, key, value
+        if not self.call.batch_first:
+            return tensors
+        made = {tensor: self.build.method("transpose", tensor, 1, 0) for tensor in dict.fromkeys(tensors)}
+        return made[tensors[0]], made[tensors[1]], made[tensors[2]]
+
+    def _projected(self, query: fx.Node, key: fx.Node, value: fx.Node) -> tuple[fx.Node, fx.Node, fx.Node]:
+        call, size = self.call, self.call.embedding
+        if call.separate_weights is not None:
+            weights, biases = call.separate_weights, self._cut(call.in_bias, [size] * 3)
+            q, k, v = (self._linear(*part) for part in zip((query, key, value), weights, biases, "qkv", strict=True))
+            return q, k, v
+        if query is key and key is value:
+            packed = self._linear(query, call.in_weight, call.in_bias, "in")
+            q, k, v = self._cut(packed, [size] * 3, -1)
+            return q, k, v  # pyrefly: ignore
+        if key is value:
+            (w_q, w_kv), (b_q, b_kv) = (self._cut(t, [size, 2 * size]) for t in (call.in_weight, call.in_bias))
+            k, v = self._cut(self._linear(key, w_kv, b_kv, "kv"), [size] * 2, -1)
+            return self._linear(query, w_q, b_q, "q"), k, v  # pyrefly: ignore
+        weights, biases = (self._cut(t, [size] * 3) for t in (call.in_weight, call.in_bias))
+        q, k, v = (self._linear(*part) for part in zip((query, key, value), weights, biases, "qkv", strict=True))
+        return q, k, v
+
+    def _linear(self, x: fx.Node, weight: fx.Node | None, bias: fx.Node | None, part: str) -> fx.Node:
+        return self.build.function(F.linear, x, weight, bias, name=self._name(f"{part}_proj"))
+
+    def _cut(self, tensor: fx.Node | None, sizes: list[int], dimension: int = 0) -> list[fx.Node | None]:
+        starts = [sum(sizes[:i]) for i in range(len(sizes))]
+        if tensor is None:
+            return [None] * len(sizes)
+        pairs = zip(starts, sizes, strict=True)
+        return [self.build.function(torch.narrow, tensor, dimension, start, size) for start, size in pairs]
+
+    def _heads(self, x: fx.Node) -> fx.Node:
+        """From (L, N, E) to (N·H, L, D)."""
+        size = self.call.embedding // self.call.heads
+        apart = self.build.method("unflatten", x, -1, (self.call.heads, size))
+        return self.build.method("transpose", self.build.method("flatten", apart, 1, 2), 0, 1)
+
+    def _with_bias(self, x: fx.Node, bias: fx.Node) -> fx.Node:
+        """(S, N, E) with the learned (1, 1, E) after the last key."""
+        like = self.build.method("narrow", x, 0, 0, 1)
+        return self.build.function(torch.cat, [x, self.build.method("expand_as", bias, like)])
+
+    def _one_more(self, mask: fx.Node | None) -> fx.Node | None:
+        return None if mask is None else self.build.function(F.pad, mask, (0, 1))
+
+    def _as_float(self, mask: fx.Node | None) -> fx.Node | None:
+        """0 where a mask lets pass and -inf where it does not."""
+        if mask is None or mask.meta["tensor"].dtype.is_floating_point:
+            return mask
+        dtype = self.call.query.meta["tensor"].dtype
+        zeros = self.build.function(torch.zeros_like, mask, dtype=dtype)
+        return self.build.method("masked_fill", zeros, mask, -math.inf)
+
+    def _merged(self, mask: fx.Node | None, padding: fx.Node | None) -> fx.Node | None:
+        """One mask of both: (L, S), or one that goes with (N, H, L, S)."""
+        if mask is not None and len(shape_of(mask) or ()) == 3:
+            mask = self.build.method("unflatten", mask, 0, (-1, self.call.heads))
+        if padding is None:
+            return mask
+        padding = self.build.method("unsqueeze", self.build.method("unsqueeze", padding, 1), 1)  # (N, 1, 1, S)
+        return padding if mask is None else self.build.function(add_mask, mask, padding)
+
+    def _products(self, q: fx.Node, k: fx.Node, v: fx.Node, mask: fx.Node | None) -> tuple[fx.Node, fx.Node]:
+        build, heads = self.build, self.call.heads
+        scale = math.sqrt(1.0 / (self.call.embedding // heads))
+        scaled = build.function(operator.mul, q, scale)
+        weights = build.function(torch.bmm, scaled, build.method("transpose", k, -2, -1))  # (N·H, L, S)
+        if mask is not None:
+            apart = build.method("unflatten", weights, 0, (-1, heads))
+            weights = build.method("flatten", build.function(add_mask, apart, mask), 0, 1)
+        weights = build.function(F.softmax, weights, dim=-1)
+        if self.call.dropout is not None:
+            weights = build.module(self.call.dropout, weights)
+        out = build.method("transpose", build.function(torch.bmm, weights, v), 0, 1)  # (L, N·H, D)
+        return build.method("flatten", build.method("unflatten", out, 1, (-1, heads)), 2), weights
+
+    def _fused(self, q: fx.Node, k: fx.Node, v: fx.Node, mask: fx.Node | None, causal: bool) -> fx.Node:
+        build = self.build
+        q, k, v = (build.method("unflatten", t, 0, (-1, self.call.heads)) for t in (q, k, v))  # (N, H, …, D)
+        if self.call.dropout is None:
+            out = build.function(F.scaled_dot_product_attention, q, k, v, attn_mask=mask, is_causal=causal)
+        else:
+            out = build.module(self.call.dropout, q, k, v, mask, causal)
+        return build.method("flatten", build.method("permute", out, 2, 0, 1, 3), 2)
+
+    def _returned(self, weights: fx.Node) -> fx.Node:
+        weights = self.build.method("unflatten", weights, 0, (-1, self.call.heads))
+        if self.call.average_weights:
+            weights = self.build.method("mean", weights, dim=1)
+        return weights if self.batched else self.build.method("squeeze", weights, 0)
+
+    def _name(self, part: str) -> str:
+        return f"{self.build.scope}_{part}".replace(".", "_").lstrip("_")
