@@ -382,7 +382,7 @@ def test_all_mistakes_of_a_backend_are_named_at_once(tmp_path):
     assert text.startswith(f"the backend {str(path)!r} has 9 mistakes: ")
     for expected in (
         "title: Field required",
-        "titlee: is unknown: did you mean 'title'?",
+        "titlee: is unknown: did you mean 'title'",
         "weight: unknown number format 'int': did you mean",
         "observer: unknown observer 'minmx': did you mean 'minmax'",
         "method: unknown method 'LQS': did you mean 'lsq'",
