@@ -330,6 +330,25 @@ def fold(x, *rest):
     return x
 
 
+@pytest.mark.parametrize(
+    ("checker", "joint", "message"),
+    [
+        (lambda node, module: module.dim, [], "checker of 'b', at relu, failed: AttributeError: .*'dim'"),
+        (
+            None,
+            [(("a", "b"), lambda a, b, modules: modules["c"])],
+            "of 'a', 'b', at relu, relu_1, failed: KeyError: 'c'",
+        ),
+        (None, [(("a", "b"), lambda a, modules: True)], "of 'a', 'b', at relu, relu_1, failed: TypeError"),
+    ],
+)
+def test_a_checker_that_fails_is_named_with_its_place(checker, joint, message):
+    ops = [MatcherNode("a", [None], [torch.relu]), MatcherNode("b", ["a"], [torch.relu], checker)]
+    register_schedule("wrong", stage="simplify")(rewriter(ops, None, joint=joint))
+    with pytest.raises(ScheduleError, match="the schedule 'wrong': the .*" + message):
+        run_stage(captured(lambda self, x: torch.relu(torch.relu(x)))[0], "simplify")
+
+
 # ---------------------------------------------------------------------------------- rewrites that keep the meaning
 
 

@@ -168,10 +168,8 @@ class _Rewriter:
         """Do what a schedule's author wrote, and name the schedule if it fails."""
         try:
             return action()
-        except ScheduleError:
-            raise
-        except ConfigError as error:
-            raise ConfigError(f"the schedule {self.name!r}: {error}") from error
+        except (ConfigError, ScheduleError) as error:
+            raise type(error)(f"the schedule {self.name!r}: {error}") from error
         except Exception as error:
             raise ScheduleError(
                 f"the schedule {self.name!r} failed in {where}: {type(error).__name__}: {error}"
