@@ -1,5 +1,7 @@
 """Every observer: two halves merged are the whole, and the order of batches matters only where an average has one."""
 
+import itertools
+
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -60,7 +62,7 @@ def test_three_moving_averages_in_order(one, two, three, ratio):
 
     def average(*parts):
         observer = EMAMinMaxObserver(spec, ema_ratio=ratio)
-        for size, scale, seed in sum(parts, []):
+        for size, scale, seed in itertools.chain(*parts):
             observer(torch.randn(size, 2, 4, generator=torch.Generator().manual_seed(seed)) * scale)
         return observer
 

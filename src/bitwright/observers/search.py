@@ -97,12 +97,12 @@ def _affine(histogram: StreamingHistogram, spec: QuantSpec, p: float) -> tuple[T
     lo, hi = (v.double().unsqueeze(1) / unit.unsqueeze(1) for v in histogram.range())
     lo, hi = lo.clamp(max=0.0), hi.clamp(min=0.0)
     levels = spec.qmax - spec.qmin + 1
-    coarse = Samples.of_bins(counts, ends, spec, max(128, 2 * levels))
+    coarse = Samples.of_bins(counts, ends, spec, max(1024, 2 * levels))
     values = histogram.exact()
     if values is not None and (values.shape[1] <= MANY or levels * BINS_PER_STEP > histogram.bins):
         fine = Samples.of_values(values / unit.unsqueeze(1), spec)
     else:
-        fine = Samples.of_bins(counts, ends, spec, max(256, 8 * levels))
+        fine = Samples.of_bins(counts, ends, spec, max(2048, 8 * levels))
 
     def best(samples: Samples, lows: Tensor, highs: Tensor) -> tuple[Tensor, Tensor]:
         lows, highs = torch.broadcast_tensors(lows.clamp(min=lo), highs.clamp(max=hi))
@@ -120,7 +120,13 @@ def _affine(histogram: StreamingHistogram, spec: QuantSpec, p: float) -> tuple[T
         torch.cat([lo * shrink, torch.maximum(lo, -reach), no_low.expand(-1, 13), lo * sparse], 1),
         torch.cat([hi * shrink, torch.minimum(hi, reach), hi * sparse, no_high.expand(-1, 13)], 1),
     )
-    for samples, step, count in ((coarse, 0.9, 4), (fine, 0.97, 3), (fine, 0.99, 3), (fine, 0.997, 2)):
+    for samples, step, count in (
+        (coarse, 0.9, 6),
+        (coarse, 0.9, 4),
+        (fine, 0.97, 3),
+        (fine, 0.99, 3),
+        (fine, 0.997, 2),
+    ):
         around = factors(step, -count, count)
         low, high = best(samples, low, high * around)
         low, high = best(samples, low * around, high)

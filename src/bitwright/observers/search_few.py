@@ -21,7 +21,7 @@ FEW = 256  # values per channel
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)  # of what is cut off, at the low end
 PARTS = 4  # candidates for each step of the grid that the cut grows
 MOST = 160  # ranges to try, before they are shared out
-LOOKS = (4, 2)  # candidates to look closer at, each time in a quarter of the distance
+LOOKS = (8, 2)  # candidates to look closer at, each time in a quarter of the distance
 
 
 def search_few(values: Tensor, spec: QuantSpec, p: float) -> tuple[Tensor, Tensor]:
@@ -57,7 +57,7 @@ def _shrunken(count: int, spec: QuantSpec, p: float) -> tuple[Tensor, float]:
     """The parts of the range to try, from 1 down, and the distance between them."""
     levels = 2 * spec.qmax if spec.symmetric and spec.format.signed else spec.qmax - spec.qmin
     span = 0.98 if spec.power_of_two else min(0.98, (count ** (1 / p) + 1) / levels)
-    tried = min(MOST, max(16, math.ceil(span * levels * PARTS / (1 if spec.symmetric else 2))))
+    tried = min(MOST, max(16, math.ceil(span * levels * PARTS)))
     return torch.linspace(1, 1 - span, tried + 1, dtype=torch.float64), span / tried
 
 
