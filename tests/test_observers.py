@@ -150,14 +150,14 @@ def test_moving_average_formula(data, ratio):
     assert [float(v) for v in observer.range()] == pytest.approx([low, high], rel=1e-4, abs=1e-4)
 
 
-def test_merged_moving_averages_are_weighted_by_batches():
-    one, other = (EMAMinMaxObserver(QuantSpec.parse("uint8")) for _ in range(2))
+def test_merging_moving_averages_appends_the_batches():
+    one, other = (EMAMinMaxObserver(QuantSpec.parse("uint8"), ema_ratio=0.5) for _ in range(2))
     one(torch.tensor([0.0, 4.0]))
-    for _ in range(3):
-        other(torch.tensor([-8.0, 8.0]))
+    for top in (8.0, 16.0):
+        other(torch.tensor([-8.0, top]))
     one.merge(other)
-    assert [float(v) for v in one.range()] == [-6.0, 7.0]
-    assert one.batches == 4
+    assert [float(v) for v in one.range()] == [-6.0, 11.0]  # 4, then 4/2 + 8/2 = 6, then 6/2 + 16/2
+    assert one.batches == 3
 
 
 @pytest.mark.parametrize("ratio", [-0.1, 1.0, 2.0])

@@ -64,7 +64,7 @@ def test_counts_equal_those_of_the_final_width(batches, random):
         expected, expected_width = naive_counts(everything, 16)
         assert counts[0].tolist() == expected
         assert float(width) == expected_width
-        assert (histogram.exact() is not None) == (len(everything) <= 16)
+        assert (histogram.exact() is not None) == (len(everything) <= 32)
 
 
 def test_a_tiny_first_batch_does_no_harm():

@@ -1,4 +1,10 @@
-"""EMAMinMaxObserver: an exponential moving average of each batch's range.  lo = r·lo + (1 - r)·min x."""
+"""EMAMinMaxObserver: an exponential moving average of each batch's range.  lo = r·lo + (1 - r)·min x.
+
+A moving average has an order: merging appends the other observer's batches to one's own. With its first batch x1 and
+its average m after n batches, which gave x1 the weight r**(n - 1) where a later one would have had (1 - r)·r**(n - 1),
+
+    merged = r**n · own + m - r**n · x1
+"""
 
 from torch import Tensor
 
@@ -23,6 +29,7 @@ class EMAMinMaxObserver(Observer):
         self.ema_ratio = ema_ratio
         self.lo: Tensor | None = None
         self.hi: Tensor | None = None
+        self.first: tuple[Tensor, Tensor] | None = None  # the range of the first batch
 
     def observe(self, x: Tensor) -> None:
         """Move the range towards that of ``x``."""
@@ -31,7 +38,7 @@ class EMAMinMaxObserver(Observer):
     def move(self, lo: Tensor, hi: Tensor) -> None:
         """Move the range towards [lo, hi]."""
         if self.lo is None or self.hi is None:
-            self.lo, self.hi = lo, hi
+            self.lo, self.hi = self.first = lo, hi
             return
         self.lo = self.lo * self.ema_ratio + lo * (1 - self.ema_ratio)
         self.hi = self.hi * self.ema_ratio + hi * (1 - self.ema_ratio)
@@ -43,15 +50,15 @@ class EMAMinMaxObserver(Observer):
         return self.lo, self.hi
 
     def merge(self, other: Observer) -> None:
-        """Average with another observer's range, each weighted by the batches it has seen."""
+        """Go on with the batches of ``other``, as if they had been seen here after one's own."""
         check_same_kind(self, other)
-        if not isinstance(other, EMAMinMaxObserver) or other.lo is None or other.hi is None:
+        if not isinstance(other, EMAMinMaxObserver) or other.lo is None or other.hi is None or other.first is None:
             return
         if self.lo is None or self.hi is None:
-            self.lo, self.hi = other.lo, other.hi
+            self.lo, self.hi, self.first = other.lo, other.hi, other.first
         else:
-            share = other.batches / (self.batches + other.batches)
-            self.lo = self.lo * (1 - share) + other.lo * share
-            self.hi = self.hi * (1 - share) + other.hi * share
+            past = self.ema_ratio**other.batches
+            self.lo = other.lo + (self.lo - other.first[0]) * past
+            self.hi = other.hi + (self.hi - other.first[1]) * past
         self.param_shape = other.param_shape
         self.batches += other.batches

@@ -10,6 +10,8 @@ of h·log h and of the nonzero bins at the borders of levels: no loop over bins.
 bin counts no more than its neighbour. Where the tail falls into a level without values, Q has half a value there.
 """
 
+import math
+
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -20,7 +22,11 @@ from bitwright.observers.streaming import StreamingHistogram
 from bitwright.spec import QuantSpec
 
 BINS = 2048  # half of them for magnitudes
-CACHED = 1 << 14  # values per intermediate tensor
+CACHED = 1 << 15  # values per intermediate tensor
+AT_ONCE = 1 << 17  # bins per group of channels
+DIGITS = 11  # of a loss, beyond which it is rounding
+SMOOTH = 32  # levels; above, the loss of neighbouring cuts differs too much to leave any out
+SCAN, LOOKS = 0.01, 5  # distance of cuts in the first scan, and how many of its best to look closer at
 
 
 @register_observer("KLObserver", aliases=("kl", "KL", "kl_histogram", "KL_HISTOGRAM", "entropy"))
@@ -55,38 +61,86 @@ class KLObserver(HistogramBase):
 
 
 def _threshold(histogram: StreamingHistogram, levels: int) -> Tensor:
-    magnitude = histogram.folded()
+    parts = histogram.split(max(1, AT_ONCE // histogram.bins))
+    return torch.cat([_best_cut(part.folded(), levels) for part in parts])
+
+
+def _best_cut(magnitude: StreamingHistogram, levels: int) -> Tensor:
+    """Where to cut each channel of a histogram of magnitudes: a scan of about 1 % steps, then between its best."""
     counts, width = magnitude.counts()
-    counts = counts[:, histogram.bins // 2 :].double()
+    counts = counts[:, magnitude.bins // 2 :].double()
     highest = magnitude.range()[1]
     counts[:, 0] = torch.minimum(counts[:, 0], counts[:, 1])
-    used = (highest.double() / width).floor().long().clamp(max=counts.shape[1] - 1) + 1
-    first, last = max(levels, counts.shape[1] // 16), int(used.amax())
-    if first >= last:
+    used = ((highest.double() / width).floor().long().clamp(max=counts.shape[1] - 1) + 1).unsqueeze(1)
+    first, last = max(levels, counts.shape[1] // 16), counts.shape[1]
+    if first >= int(used.amax()):
         return highest
-    tried = torch.arange(first, last + 1, device=used.device)
-    wide = max(1, CACHED // (levels + 1))
-    costs = torch.cat([divergence(part, tried, levels) for part in counts.split(wide)])
-    costs = torch.where(tried <= used.unsqueeze(1), costs, torch.inf)
-    best = first + costs.argmin(1)
-    return torch.where(best >= used, highest, (best * width).to(highest))
+    losses = Losses(counts, levels)
+
+    def best(held: Tensor, keep: int) -> Tensor:
+        """The best cuts (channels, keep) of some (candidates,) or (channels, candidates)."""
+        shared = held.ndim == 1
+        own = held.expand(len(counts), -1) if shared else held.clamp(min=first).minimum(used.clamp(min=first))
+        costs = torch.where(own <= used, losses.at(held if shared else own), torch.inf)
+        order = costs.round(decimals=DIGITS).argsort(dim=1, stable=True)  # the first of equal ones, rounding aside
+        return own.gather(1, order[:, :keep])
+
+    steps = torch.arange(math.ceil(math.log(last / first) / math.log1p(SCAN)) + 1, device=used.device)
+    scan = (first * (1 + SCAN) ** steps.double()).round().long().clamp(max=last).unique()
+    if levels > SMOOTH:
+        scan = torch.arange(first, last + 1, device=used.device)
+    found = torch.cat([best(scan, LOOKS), used], 1)
+    around = torch.tensor([-0.9, -0.6, -0.3, 0.0, 0.3, 0.6, 0.9], dtype=torch.float64, device=used.device) * SCAN
+    found = best((found.unsqueeze(2) * (1 + around)).round().long().flatten(1), 1)
+    found = best(found + torch.arange(-3, 4, device=used.device), 1)
+    return torch.where(found >= used, highest.unsqueeze(1), (found * width.unsqueeze(1)).to(highest)).squeeze(1)
 
 
-def divergence(counts: Tensor, held: Tensor, levels: int) -> Tensor:
-    """KL(P || Q) of (channels, bins) counts for each number of ``held`` bins: (channels, candidates)."""
-    total = counts.sum(1, keepdim=True)
-    sums, fills, logs = (pad(v.cumsum(1), (1, 0)) for v in (counts, (counts > 0).double(), counts.xlogy(counts)))
-    inside, last = sums[:, held], counts[:, held - 1]
-    tail = total - inside
-    empty = ((last == 0) & (tail > 0)).double()  # the tail lies in a bin that held nothing
-    within, at_last = torch.empty_like(inside), torch.empty_like(inside)  # sum of h·log q, and log q of the last level
-    step = max(1, CACHED // (levels + 1) // len(counts))
-    for k in range(0, len(held), step):
-        at = slice(k, k + step)
-        borders = (torch.arange(levels + 1, device=held.device) * held[at].unsqueeze(1) + levels // 2) // levels
-        mass, filled = (v[:, borders].diff(dim=2) for v in (sums, fills))  # (channels, candidates', levels)
-        filled[:, :, -1] += empty[:, at]
-        log_q = (mass.clamp(min=0.5) / filled.clamp(min=1)).log_()
-        within[:, at], at_last[:, at] = (mass * log_q).sum(2), log_q[:, :, -1]
-    gain = logs[:, held] - last.xlogy(last) + (last + tail).xlogy(last + tail) - within - tail * at_last
-    return torch.where(inside * 2 >= total, gain / total + torch.log(inside / total), torch.inf)
+class Losses:
+    """KL(P || Q) of (channels, bins) counts for any number of held bins.
+
+    Args:
+        counts: how often each magnitude comes, in float64.
+        levels: the format's levels for magnitudes.
+    """
+
+    def __init__(self, counts: Tensor, levels: int) -> None:
+        self.counts, self.levels = counts, levels
+        self.sums, self.fills, self.logs = (
+            pad(v.cumsum(1), (1, 0)) for v in (counts, (counts > 0).double(), counts.xlogy(counts))
+        )
+        self._sums_by_bin, self._fills_by_bin = (v.t().contiguous() for v in (self.sums, self.fills))
+
+    def at(self, held: Tensor) -> Tensor:
+        """The loss (channels, candidates) of cuts after ``held`` bins: (candidates,), or (channels, candidates)."""
+        shared = held.ndim == 1
+        own = held.expand(len(self.counts), -1) if shared else held
+        total, inside = self.sums[:, -1:], self.sums.gather(1, own)
+        last, tail = self.counts.gather(1, own - 1), total - inside
+        empty = ((last == 0) & (tail > 0)).double()  # the tail lies in a bin that held nothing
+        within, at_last = torch.empty_like(inside), torch.empty_like(inside)
+        step = max(1, CACHED // (self.levels + 1) // len(self.counts))
+        for k in range(0, held.shape[-1], step):
+            at = (slice(None), slice(k, k + step))
+            within[at], at_last[at] = self._levels(held[k : k + step] if shared else held[at], empty[at])
+        gain = self.logs.gather(1, own) - last.xlogy(last) + (last + tail).xlogy(last + tail) - within - tail * at_last
+        return torch.where(inside * 2 >= total, gain / total + torch.log(inside / total), torch.inf)
+
+    def _levels(self, held: Tensor, empty: Tensor) -> tuple[Tensor, Tensor]:
+        """The sum of h·log q over all levels, and log q of the last level."""
+        borders = torch.arange(self.levels + 1, device=held.device) * held.unsqueeze(-1) + self.levels // 2
+        borders = borders // self.levels
+        if held.ndim == 1:  # rows of all channels: (candidates, levels + 1, channels)
+            mass, filled = (
+                v.index_select(0, borders.view(-1)).view(*borders.shape, -1).diff(dim=1)
+                for v in (self._sums_by_bin, self._fills_by_bin)
+            )
+            filled[:, -1] += empty.t()
+            log_q = (mass.clamp(min=0.5) / filled.clamp_(min=1)).log_()
+            return mass.mul_(log_q).sum(1).t(), log_q[:, -1].t()
+        mass, filled = (
+            v.gather(1, borders.flatten(1)).view(borders.shape).diff(dim=2) for v in (self.sums, self.fills)
+        )
+        filled[:, :, -1] += empty
+        log_q = (mass.clamp(min=0.5) / filled.clamp_(min=1)).log_()
+        return mass.mul_(log_q).sum(2), log_q[:, :, -1]

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from bitwright.errors import ConfigError
 from bitwright.numerics import scale_and_zero_point
-from bitwright.observers.search import Samples, error
+from bitwright.observers.samples import Samples, error
 from bitwright.observers.streaming import StreamingHistogram
 from bitwright.spec import QuantSpec
 
@@ -31,5 +31,6 @@ def best_exponent(histogram: StreamingHistogram, spec: QuantSpec, candidates: in
     zero_point = torch.zeros_like(scale)
     if not spec.symmetric:
         zero_point = (spec.qmin - torch.round(lo.clamp(max=0.0) / scale)).clamp(spec.qmin, spec.qmax)
-    costs = error(Samples.of(histogram, histogram.bins), scale, zero_point, spec, 2.0)
+    samples, unit = Samples.of(histogram, spec, histogram.bins // 2)
+    costs = error(samples, scale / unit.unsqueeze(1), zero_point, spec, 2.0)
     return exponents.gather(1, costs.argmin(1, keepdim=True)).squeeze(1)

@@ -7,7 +7,7 @@ from torch import Tensor
 from bitwright.numerics.views import canonical
 from bitwright.spec import PerGroup, PerTensor, QuantSpec
 
-BLOCK = 1 << 17
+BLOCK = 1 << 18
 
 
 def as_rows(x: Tensor, spec: QuantSpec) -> Tensor:

@@ -3,8 +3,8 @@
 Bin k of a channel counts the values in [k·w, (k + 1)·w), for k from -bins/2 to bins/2 - 1 and w = 2**e, with e the
 least that fits the largest magnitude seen. When a larger one comes, w doubles as often as needed and bin k becomes
 bin floor(k / 2), exactly: the counts are those that the final width would have given from the start, whatever the
-order of the batches. As long as a channel has seen no more values than it has bins, the values themselves are kept,
-which is no larger and exact.
+order of the batches. As long as a channel has seen no more than ``KEPT`` values per bin, the values themselves are
+kept, in float32, which is no larger than counts in int64, and exact.
 """
 
 import torch
@@ -14,6 +14,7 @@ from bitwright.errors import ConfigError
 from bitwright.observers.rows import BLOCK, blocks, row_min_max
 
 BINS = 4096
+KEPT = 2  # values per bin
 LEAST_EXPONENT = -110  # widths and their inverses stay normal float32
 
 
@@ -31,6 +32,7 @@ class StreamingHistogram:
         self.lo: Tensor | None = None  # (channels,)
         self.hi: Tensor | None = None
         self._exact: Tensor | None = None  # (channels, values)
+        self._in_order = False  # whether they are sorted
         self._counts: Tensor | None = None  # (channels, bins)
         self._exponent: Tensor | None = None  # (channels,)
 
@@ -46,7 +48,7 @@ class StreamingHistogram:
             return
         outer, channels, inner = rows.shape
         kept = 0 if self._exact is None else self._exact.shape[1]
-        if self._counts is None and kept + outer * inner <= self.bins:
+        if self._counts is None and kept + outer * inner <= KEPT * self.bins:
             self._keep(rows.transpose(0, 1).reshape(channels, outer * inner).float())
             return
         self._fit()
@@ -64,7 +66,7 @@ class StreamingHistogram:
         if other._counts is None or other._exponent is None:
             if other._exact is not None:
                 kept = 0 if self._exact is None else self._exact.shape[1]
-                if self._counts is None and kept + other._exact.shape[1] <= self.bins:
+                if self._counts is None and kept + other._exact.shape[1] <= KEPT * self.bins:
                     self._keep(other._exact)
                 else:
                     self._fit()
@@ -114,12 +116,16 @@ class StreamingHistogram:
         """Value that the share ``level`` of each channel's values does not exceed, interpolated within a bin."""
         lo, hi = self.range()
         if self._exact is not None:
-            ordered = self._exact.double().sort(1).values
+            if not self._in_order:
+                self._exact, self._in_order = self._exact.sort(1).values, True
+            ordered = self._exact
             place = (
                 torch.as_tensor(level, dtype=torch.float64, device=lo.device).expand(len(ordered))
                 * (ordered.shape[1] - 1)
             ).clamp(0)
-            below, above = (ordered.gather(1, v.long().unsqueeze(1)).squeeze(1) for v in (place.floor(), place.ceil()))
+            below, above = (
+                ordered.gather(1, v.long().unsqueeze(1)).squeeze(1).double() for v in (place.floor(), place.ceil())
+            )
             return (below + (above - below) * (place - place.floor())).to(lo)
         counts, edges = self.edges()
         total = counts.cumsum(1).double()
@@ -160,6 +166,19 @@ class StreamingHistogram:
             mirror._counts = torch.cat([torch.zeros_like(counts), counts], 1)
         return mirror
 
+    def split(self, channels: int) -> "list[StreamingHistogram]":
+        """Histograms of so many channels each, as views of this one."""
+        lo, hi = self.range()
+        parts = []
+        for start in range(0, len(lo), channels):
+            part, rows = StreamingHistogram(self.bins), slice(start, start + channels)
+            part.lo, part.hi = lo[rows], hi[rows]
+            part._exact, part._counts, part._exponent = (
+                None if v is None else v[rows] for v in (self._exact, self._counts, self._exponent)
+            )
+            parts.append(part)
+        return parts
+
     def _state(self) -> tuple[Tensor, Tensor]:
         if self._counts is None or self._exponent is None:
             raise RuntimeError("counts() before the first finite value was added")
@@ -167,6 +186,7 @@ class StreamingHistogram:
 
     def _keep(self, values: Tensor) -> None:
         self._exact = values.clone() if self._exact is None else torch.cat([self._exact, values], 1)
+        self._in_order = False
 
     def _widen(self, lo: Tensor, hi: Tensor) -> None:
         self.lo = lo if self.lo is None else torch.minimum(self.lo, lo)
@@ -191,10 +211,11 @@ class StreamingHistogram:
         counts, exponent = self._state()
         inverse = torch.exp2(-exponent.float()).unsqueeze(1)
         start = torch.arange(len(counts), device=rows.device, dtype=torch.int32).unsqueeze(1) * self.bins
+        alone = len(counts) == 1 and self.bins <= torch.iinfo(torch.int16).max
         # Memory is taken once: fresh memory for each block would cost more than the arithmetic.
         size = min(BLOCK, rows.numel())
         places = torch.empty(size, device=rows.device)
-        indices = torch.empty(size, device=rows.device, dtype=torch.int32)
+        indices = torch.empty(size, device=rows.device, dtype=torch.int16 if alone else torch.int32)
         one = counts.new_ones(1)
         for where, block in blocks(rows):
             place, index = (v[: block.numel()].view(block.shape) for v in (places, indices))
@@ -203,7 +224,7 @@ class StreamingHistogram:
             mine = counts[where].view(-1)
             if where.stop - where.start > 1:
                 index += start[: where.stop - where.start]
-            if len(mine) <= index.numel():
+            if len(mine) <= 2 * index.numel():
                 mine += torch.bincount(index.view(-1), minlength=len(mine))
             else:
                 mine.scatter_add_(0, index.view(-1).long(), one.expand(index.numel()))

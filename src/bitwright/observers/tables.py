@@ -1,0 +1,34 @@
+"""The error of candidates that all channels share, as one product of matrices.
+
+A histogram's bins have a power of two for a width, so in units of their span every channel has the same bins, and a
+candidate [-top, top] in these units costs every channel the same per value of a bin. With the counts (channels × bins)
+and a table of costs (bins × candidates), the errors of all channels are counts @ table.
+"""
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from bitwright.numerics import scale_and_zero_point
+from bitwright.spec import QuantSpec
+
+KEPT = 48  # tables in memory, of about half a megabyte each
+
+
+@lru_cache(maxsize=KEPT)
+def error_table(spec: QuantSpec, p: float, bins: int, tops: tuple[float, ...]) -> Tensor:
+    """Mean error to the power ``p`` in each of the bins of [-1, 1) for each range [-top, top]: (bins, candidates)."""
+    reach = torch.tensor(tops, dtype=torch.float64)
+    scale = scale_and_zero_point(-reach, reach, spec)[0].double()
+    edges = torch.linspace(-1, 1, bins + 1, dtype=torch.float64).unsqueeze(1)
+    away = edges / scale
+    level = away.round().clamp_(spec.qmin, spec.qmax)
+    away -= level
+    integral = level.mul_(2.0**-p).add_(away.pow(3) if p == 2 else away.abs().pow_(p).mul_(away))
+    return (integral.diff(dim=0) * (scale ** (p + 1) / (p + 1) * (bins / 2))).float()
+
+
+def shared_errors(counts: Tensor, tops: tuple[float, ...], spec: QuantSpec, p: float) -> Tensor:
+    """Errors (channels, candidates) of symmetric ranges that are the same for all channels."""
+    return (counts @ error_table(spec, p, counts.shape[1], tops).to(counts.device)).double()
