@@ -22,14 +22,20 @@ settings.load_profile("bitwright")
 
 
 @pytest.fixture
-def own_schedules():
-    """Forget the schedules that a test registers: they would run in every test after it."""
+def own_plugins():
+    """Forget what a test registers: schedules would run in every test after it, and lists would be longer."""
+    from bitwright.backends import BACKENDS
+    from bitwright.compat.quantrans import QUANLAYERS, QUANTRANSFORMERS
     from bitwright.graph import SCHEDULES
+    from bitwright.methods import METHODS
+    from bitwright.observers import OBSERVERS
 
-    known = set(SCHEDULES)
+    registries = (BACKENDS, METHODS, OBSERVERS, QUANLAYERS, QUANTRANSFORMERS, SCHEDULES)
+    known = {registry: set(registry) for registry in registries}
     yield
-    for name in set(SCHEDULES) - known:
-        SCHEDULES.unregister(name)
+    for registry, names in known.items():
+        for name in set(registry) - names:
+            registry.unregister(name)
 
 
 @pytest.fixture(autouse=True)

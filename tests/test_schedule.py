@@ -31,7 +31,7 @@ from bitwright.nn.mixins import QuantInputMixin
 from bitwright.nn.registry import unregister_qmodule
 from bitwright.registry import ENTRY_POINT_GROUP, Registry
 
-pytestmark = pytest.mark.usefixtures("own_schedules")
+pytestmark = pytest.mark.usefixtures("own_plugins")
 
 
 class Cats(nn.Module):

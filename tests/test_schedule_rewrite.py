@@ -20,7 +20,7 @@ from bitwright.graph import (
 )
 from bitwright.graph.match import GraphIndex, InputMatchType
 
-pytestmark = pytest.mark.usefixtures("own_schedules")
+pytestmark = pytest.mark.usefixtures("own_plugins")
 
 
 def captured(function, x=None, **modules):
