@@ -9,6 +9,7 @@ from torch import nn
 from bitwright.backends import BACKENDS, Backend
 from bitwright.errors import ConfigError
 from bitwright.graph import Capture, Leaf, capture, check_attributes, run_stage
+from bitwright.graph.pause import collection_paused
 from bitwright.nn.operators import operator_of_module
 from bitwright.nn.registry import is_custom, qmodule_for
 from bitwright.prepare.decide import Decision, decide, join_activations, leaf_reason, node_name, tensor_recipes
@@ -20,6 +21,7 @@ from bitwright.recipe import Recipe, Rule, TensorRecipe
 __all__ = ["Entry", "Ledger", "Verdict", "check_wishes", "ledger_of", "node_name", "prepare"]
 
 
+@collection_paused()
 def prepare(
     model: nn.Module,
     example_inputs: Any,  # noqa: ANN401
