@@ -23,6 +23,7 @@ from bitwright.graph.islands import first_calls, is_single, parts
 from bitwright.graph.leaves import Leaf, find_leaves
 from bitwright.graph.model import CapturedModel
 from bitwright.graph.parity import first_deviation, same
+from bitwright.graph.pause import collection_paused
 from bitwright.graph.proxy import Overwritten
 from bitwright.graph.rehearsal import rehearsal
 from bitwright.graph.tracer import ValueTracer
@@ -72,7 +73,7 @@ def capture(
         raise ConfigError(f"the model must be a torch.nn.Module, not {type(model).__name__}")
     whole = find_leaves(model, leaves)
     inputs = _with_fixed(model, Inputs.of(example_inputs), concrete_args or {})
-    with torch.no_grad(), _plain_attention():
+    with torch.no_grad(), _plain_attention(), collection_paused():
         return _Capturing(model, inputs, whole, frozenset(concrete_args or ())).run()
 
 

@@ -52,8 +52,7 @@ class _State:
         self.containers = [pair for value in own for pair in _snapshot(value)]
         values = [*attributes["_buffers"].values(), *attributes.values()]
         tensors = [t for t in values if isinstance(t, torch.Tensor)]
-        self.tensors = [(t, _place(t), origin.get(id(t))) for t in tensors]
-        self.tensors = [(t, place, t.clone() if value is None else value) for t, place, value in self.tensors]
+        self.tensors = [(t, _place(t), origin[id(t)] if id(t) in origin else t.clone()) for t in tensors]
 
     def restore(self) -> bool:
         """Put everything back; say whether something had changed."""
