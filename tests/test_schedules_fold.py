@@ -309,6 +309,24 @@ def test_constants_that_stay(body, shape, note):
     assert notes
 
 
+def test_a_constant_that_the_model_writes_stays():
+    def body(self, x):
+        y = self.a(x) * self.steps
+        self.steps.add_(1.0)
+        return y
+
+    net = Net(body, a=nn.Linear(5, 3))
+    net.register_buffer("steps", torch.ones(()))
+    model = bw.prepare(net, torch.randn(2, 5))
+    assert "fold_scale: not folded: mul into a, the model writes into steps" in bw.ledger_of(model).notes
+
+
+def test_a_sum_before_a_softmax_is_folded_all_the_same():
+    net = with_gain(lambda self, x: torch.softmax(self.a(x) + self.gain, -1), (4,), a=nn.Linear(6, 4))
+    notes, _ = check(net, torch.randn(3, 6), name="fold_scale")
+    assert notes == ["folded add into a"]
+
+
 @settings(deadline=None, max_examples=25)
 @given(
     st.lists(st.tuples(st.sampled_from(["add", "sub", "mul", "div"]), st.booleans(), st.booleans()), max_size=4),
