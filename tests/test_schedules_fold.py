@@ -416,6 +416,19 @@ def test_what_stays_before_a_layer(body, layer, note):
     assert any(note in n for n in notes)
 
 
+def test_norms_on_both_sides_in_training():
+    net = Net(lambda self, x: self.n(self.a(self.m(x))), m=nn.BatchNorm1d(6), a=nn.Linear(6, 4), n=nn.BatchNorm1d(4))
+    livened(net)
+    x = torch.randn(64, 6)
+    model = bw.prepare(net, x, WIDE)
+    bw.calibrate(model, [x])
+    with torch.no_grad():
+        weight, bias = model.a.unfolded(model.n)
+        assert torch.allclose(F.linear(x, weight, bias), net.a(net.m(x)), atol=2e-3)
+        out = net.n.train()(net.a(net.m(x)))
+        assert torch.allclose(copy.deepcopy(net.n)(F.linear(x, weight, bias)), out, atol=1e-2)
+
+
 def test_uneven_factors_stay_before_a_layer():
     def body(self, x):
         return self.a(x / self.ranges)
