@@ -17,19 +17,7 @@ from torch import nn
 import bitwright as bw
 from bitwright.backends import BACKENDS
 from bitwright.spec import QuantSpec
-
-
-class Net(nn.Module):
-    """Any forward over any layers."""
-
-    def __init__(self, body, **layers):
-        super().__init__()
-        self.body = body
-        for name, layer in layers.items():
-            setattr(self, name, layer)
-
-    def forward(self, *args):
-        return self.body(self, *args)
+from tests.fixtures_schedules import FrozenNorm, Net, notes_of, shuffle_channels
 
 
 def livened(net):
@@ -56,7 +44,7 @@ def check(net, *examples, name, layer="a", folds=True, steady=True):
         bw.calibrate(fine, list(examples))
         for x in examples if steady else ():
             assert torch.allclose(fine(x), net(x), atol=2e-3 * float(net(x).abs().max()))
-    notes = [n.removeprefix(f"{name}: ") for n in bw.ledger_of(model).notes if n.startswith(f"{name}: ")]
+    notes = notes_of(model, name)
     assert any(not n.startswith("not") for n in notes) is folds
     if layer is not None:
         assert type(model.get_submodule(layer)).__name__.startswith("Quant")
@@ -92,19 +80,6 @@ class OwnNorm(nn.BatchNorm2d):
             x, self.running_mean, self.running_var, self.weight, self.bias, self.training, self.momentum, self.eps
         )
         return F.relu(y)
-
-
-class FrozenNorm(nn.Module):
-    """A norm of buffers, written out."""
-
-    def __init__(self, channels):
-        super().__init__()
-        for name, value in {"weight": 1.0, "bias": 0.0, "running_mean": 0.0, "running_var": 1.0}.items():
-            self.register_buffer(name, torch.full((channels,), value))
-
-    def forward(self, x):
-        scale = self.weight.reshape(1, -1, 1, 1) * (self.running_var.reshape(1, -1, 1, 1) + 1e-5).rsqrt()
-        return x * scale + (self.bias.reshape(1, -1, 1, 1) - self.running_mean.reshape(1, -1, 1, 1) * scale)
 
 
 @pytest.mark.parametrize(
@@ -171,11 +146,6 @@ def test_a_layer_called_twice_with_its_norm():
     notes, model = check(Net(body, a=nn.Conv2d(3, 4, 1), b=nn.BatchNorm2d(4)), image(), image(3), name="fold_batchnorm")
     assert notes == ["folded b into a"]
     assert not [n for n in model.graph.nodes if n.target == "b"]
-
-
-def shuffle_channels(x, groups):
-    n, c, h, w = x.shape
-    return x.view(n, groups, c // groups, h, w).transpose(1, 2).reshape(n, c, h, w)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,6 @@ from bitwright.nn.layer import BatchNorm, QuantLayer
 from bitwright.nn.linear import QuantLinear
 from bitwright.quantizer import Phase
 
-
 _NEVER_ZERO = 2.0**-60  # added to what is divided by; far below the last bit of any real factor
 
 
