@@ -7,21 +7,9 @@ from torch import nn
 
 import bitwright as bw
 from bitwright.errors import ConfigError
+from tests.fixtures_schedules import Net, notes_of
 
 NAME = "cross_layer_equalization"
-
-
-class Net(nn.Module):
-    """Any forward over any layers."""
-
-    def __init__(self, body, **layers):
-        super().__init__()
-        self.body = body
-        for name, layer in layers.items():
-            setattr(self, name, layer)
-
-    def forward(self, *args):
-        return self.body(self, *args)
 
 
 def uneven(net):
@@ -49,8 +37,7 @@ def equalized(net, *examples, **options):
             expected = net(x)
             torch.testing.assert_close(model(x), expected, rtol=0, atol=2e-5 * float(expected.abs().max()))
     assert all(torch.equal(v, before[k]) for k, v in net.state_dict().items())  # the user's model is untouched
-    notes = [n.removeprefix(f"{NAME}: ") for n in bw.ledger_of(model).notes if n.startswith(NAME)]
-    return notes, model
+    return notes_of(model, NAME), model
 
 
 def folded(layer):

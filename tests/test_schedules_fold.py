@@ -17,19 +17,7 @@ from torch import nn
 import bitwright as bw
 from bitwright.backends import BACKENDS
 from bitwright.spec import QuantSpec
-
-
-class Net(nn.Module):
-    """Any forward over any layers."""
-
-    def __init__(self, body, **layers):
-        super().__init__()
-        self.body = body
-        for name, layer in layers.items():
-            setattr(self, name, layer)
-
-    def forward(self, *args):
-        return self.body(self, *args)
+from tests.fixtures_schedules import FrozenNorm, Net, notes_of, shuffle_channels
 
 
 def livened(net):
@@ -56,7 +44,7 @@ def check(net, *examples, name, layer="a", folds=True, steady=True):
         bw.calibrate(fine, list(examples))
         for x in examples if steady else ():
             assert torch.allclose(fine(x), net(x), atol=2e-3 * float(net(x).abs().max()))
-    notes = [n.removeprefix(f"{name}: ") for n in bw.ledger_of(model).notes if n.startswith(f"{name}: ")]
+    notes = notes_of(model, name)
     assert any(not n.startswith("not") for n in notes) is folds
     if layer is not None:
         assert type(model.get_submodule(layer)).__name__.startswith("Quant")
@@ -92,19 +80,6 @@ class OwnNorm(nn.BatchNorm2d):
             x, self.running_mean, self.running_var, self.weight, self.bias, self.training, self.momentum, self.eps
         )
         return F.relu(y)
-
-
-class FrozenNorm(nn.Module):
-    """A norm of buffers, written out."""
-
-    def __init__(self, channels):
-        super().__init__()
-        for name, value in {"weight": 1.0, "bias": 0.0, "running_mean": 0.0, "running_var": 1.0}.items():
-            self.register_buffer(name, torch.full((channels,), value))
-
-    def forward(self, x):
-        scale = self.weight.reshape(1, -1, 1, 1) * (self.running_var.reshape(1, -1, 1, 1) + 1e-5).rsqrt()
-        return x * scale + (self.bias.reshape(1, -1, 1, 1) - self.running_mean.reshape(1, -1, 1, 1) * scale)
 
 
 @pytest.mark.parametrize(
@@ -171,11 +146,6 @@ def test_a_layer_called_twice_with_its_norm():
     notes, model = check(Net(body, a=nn.Conv2d(3, 4, 1), b=nn.BatchNorm2d(4)), image(), image(3), name="fold_batchnorm")
     assert notes == ["folded b into a"]
     assert not [n for n in model.graph.nodes if n.target == "b"]
-
-
-def shuffle_channels(x, groups):
-    n, c, h, w = x.shape
-    return x.view(n, groups, c // groups, h, w).transpose(1, 2).reshape(n, c, h, w)
 
 
 @pytest.mark.parametrize(
@@ -309,6 +279,24 @@ def test_constants_that_stay(body, shape, note):
     assert notes
 
 
+def test_a_constant_that_the_model_writes_stays():
+    def body(self, x):
+        y = self.a(x) * self.steps
+        self.steps.add_(1.0)
+        return y
+
+    net = Net(body, a=nn.Linear(5, 3))
+    net.register_buffer("steps", torch.ones(()))
+    model = bw.prepare(net, torch.randn(2, 5))
+    assert "fold_scale: not folded: mul into a, the model writes into steps" in bw.ledger_of(model).notes
+
+
+def test_a_sum_before_a_softmax_is_folded_all_the_same():
+    net = with_gain(lambda self, x: torch.softmax(self.a(x) + self.gain, -1), (4,), a=nn.Linear(6, 4))
+    notes, _ = check(net, torch.randn(3, 6), name="fold_scale")
+    assert notes == ["folded add into a"]
+
+
 @settings(deadline=None, max_examples=25)
 @given(
     st.lists(st.tuples(st.sampled_from(["add", "sub", "mul", "div"]), st.booleans(), st.booleans()), max_size=4),
@@ -396,6 +384,19 @@ def test_what_stays_before_a_layer(body, layer, note):
     net = Net(body, a=layer(), bn=nn.BatchNorm2d(6))
     notes, _ = check(net, image(2, 6, 5), name="fold_before", folds=False)
     assert any(note in n for n in notes)
+
+
+def test_norms_on_both_sides_in_training():
+    net = Net(lambda self, x: self.n(self.a(self.m(x))), m=nn.BatchNorm1d(6), a=nn.Linear(6, 4), n=nn.BatchNorm1d(4))
+    livened(net)
+    x = torch.randn(64, 6)
+    model = bw.prepare(net, x, WIDE)
+    bw.calibrate(model, [x])
+    with torch.no_grad():
+        weight, bias = model.a.unfolded(model.n)
+        assert torch.allclose(F.linear(x, weight, bias), net.a(net.m(x)), atol=2e-3)
+        out = net.n.train()(net.a(net.m(x)))
+        assert torch.allclose(copy.deepcopy(net.n)(F.linear(x, weight, bias)), out, atol=1e-2)
 
 
 def test_uneven_factors_stay_before_a_layer():

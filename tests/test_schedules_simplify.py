@@ -8,19 +8,7 @@ from torch import nn
 import bitwright as bw
 from bitwright.errors import ConfigError
 from bitwright.graph import capture, run_stage
-
-
-class Net(nn.Module):
-    """Any forward over any layers."""
-
-    def __init__(self, body, **layers):
-        super().__init__()
-        self.body = body
-        for name, layer in layers.items():
-            setattr(self, name, layer)
-
-    def forward(self, *args):
-        return self.body(self, *args)
+from tests.fixtures_schedules import Net, notes_of, shuffle_channels
 
 
 def prepared(net, *examples, schedules=None, **others):
@@ -33,10 +21,6 @@ def prepared(net, *examples, schedules=None, **others):
         with torch.no_grad():
             torch.testing.assert_close(model(*args), net(*args), rtol=0, atol=0)
     return model
-
-
-def notes_of(model, name):
-    return [n.removeprefix(f"{name}: ") for n in bw.ledger_of(model).notes if n.startswith(f"{name}: ")]
 
 
 def targets(model):
@@ -141,11 +125,6 @@ def test_checks_of_inputs_are_no_dead_code():
 
 
 # ------------------------------------------------------------------------------------------------------------- sizes
-
-
-def shuffle_channels(x, groups):
-    n, c, h, w = x.shape
-    return x.view(n, groups, c // groups, h, w).transpose(1, 2).reshape(n, c, h, w)
 
 
 def test_sizes_that_layers_fix_become_numbers():

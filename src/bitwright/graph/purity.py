@@ -3,7 +3,7 @@
 from torch import fx, nn
 
 from bitwright.graph.build import has_hooks, module_of
-from bitwright.graph.effects import is_pure
+from bitwright.graph.effects import is_pure, writes
 from bitwright.graph.tracer import check_constant
 
 _RANDOM = ("rand", "normal", "bernoulli", "multinomial", "dropout", "gumbel", "poisson", "rrelu", "seed", "assert")
@@ -26,3 +26,19 @@ def only_computes(node: fx.Node, model: nn.Module) -> bool:
         return own and not has_hooks(module) and not isinstance(module, _WITH_STATE)
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     return not any(word in name for word in _RANDOM)
+
+
+def written_attributes(model: fx.GraphModule) -> set[str]:
+    """The attributes that a graph writes into, itself or through a view, or that belong to a module it calls."""
+    found: set[str] = set()
+    seen: set[fx.Node] = set()
+    for node in model.graph.nodes:
+        if node.op == "call_module":
+            buffers = model.get_submodule(str(node.target)).named_buffers()
+            found.update(f"{node.target}.{name}" for name, _ in buffers)
+        if node.meta.get("written") or writes(node, model):
+            before = node
+            while isinstance(before, fx.Node) and before not in seen:
+                seen.add(before)
+                before = before.args[0] if before.args else None
+    return found | {str(n.target) for n in seen if n.op == "get_attr"}

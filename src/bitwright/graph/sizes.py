@@ -8,6 +8,7 @@ import torch
 from torch import fx, nn
 
 from bitwright.graph.build import shape_of
+from bitwright.graph.fold.expression import Expression
 from bitwright.nn.operators import operator_of
 
 Known = tuple[int | None, ...]  # a size for each dimension; None where it may change with the input
@@ -62,7 +63,9 @@ class Sizes:
         if kind.name in _BROADCAST:
             return self._broadcast(node, shape)
         if kind.weight:
-            return self._after_layer(node, kind.name, shape)
+            weight = node.kwargs.get("weight", node.args[1] if len(node.args) > 1 else None)
+            fixed = node.op == "call_module" or Expression.possible(weight)
+            return self._after_layer(kind.name, shape) if fixed else nothing
         found: Known | None = None
         if kind.name == "reshape" and node.target in ("reshape", "view", torch.reshape):
             found = self._reshaped(node)
@@ -85,7 +88,7 @@ class Sizes:
             sizes.append(wide[0] if wide else (1 if here and None not in here else None))
         return tuple(reversed(sizes))
 
-    def _after_layer(self, node: fx.Node, kind: str, shape: tuple[int, ...]) -> Known:
+    def _after_layer(self, kind: str, shape: tuple[int, ...]) -> Known:
         axis = len(shape) - 1 if kind == "linear" else len(shape) - int(kind[-2]) - 1
         return tuple(size if d == axis else None for d, size in enumerate(shape))
 

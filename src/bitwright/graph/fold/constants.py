@@ -7,12 +7,13 @@ from typing import Any
 import torch
 from torch import fx
 
+from bitwright.graph.attention import add_mask
 from bitwright.graph.build import shape_of
 from bitwright.graph.fold.expression import Expression
 from bitwright.graph.model import CapturedModel
 
 ARITHMETIC: dict[Any, Callable[..., Any]] = {
-    **dict.fromkeys((operator.add, torch.add, "add"), torch.add),
+    **dict.fromkeys((operator.add, torch.add, "add", add_mask), torch.add),
     **dict.fromkeys((operator.sub, torch.sub, torch.subtract, "sub"), torch.sub),
     **dict.fromkeys((operator.mul, torch.mul, torch.multiply, "mul"), torch.mul),
     **dict.fromkeys((operator.truediv, torch.div, torch.divide, torch.true_divide, "div"), torch.div),
@@ -38,6 +39,17 @@ def read_constant(node: fx.Node) -> tuple[fx.Node, Any, bool] | None:
 def as_constant(model: CapturedModel, constant: Any) -> Expression | float:
     """A constant operand as something that can be asked for its value at any time."""
     return Expression(model, constant) if isinstance(constant, fx.Node) else constant
+
+
+def why_not_constant(constant: Any, written: set[str]) -> str | None:
+    """Why a constant operand may have another value by the time it is used, or None."""
+    waiting = [constant] if isinstance(constant, fx.Node) else []
+    while waiting:
+        node = waiting.pop()
+        if node.op == "get_attr" and str(node.target) in written:
+            return f"the model writes into {node.target}"
+        waiting += node.all_input_nodes
+    return None
 
 
 def why_not_per_channel(constant: Any, tensor: fx.Node, axis: int) -> str | None:

@@ -23,6 +23,8 @@ from bitwright.nn.layer import BatchNorm, QuantLayer
 from bitwright.nn.linear import QuantLinear
 from bitwright.quantizer import Phase
 
+_NEVER_ZERO = 2.0**-60  # added to what is divided by; far below the last bit of any real factor
+
 
 class InputNorm(QuantLayer):
     """Mixed before a quantized layer: applies norms to the input, or has them in its weight."""
@@ -38,7 +40,15 @@ class InputNorm(QuantLayer):
 
     def folded_weight(self) -> tuple[Tensor, Tensor | None]:
         """Weight and bias with everything multiplied in, before and after."""
-        weight, bias = super().folded_weight()
+        return self._with_inputs(*super().folded_weight())
+
+    def unfolded(self, norm: BatchNorm) -> tuple[Tensor, Tensor | None]:
+        """Quantized weight and bias for a BatchNorm after the layer that goes by the batch, in training."""
+        weight, bias = self._with_inputs(self.weight, self.bias)
+        factor = self.per_output(_map(norm)[0] + _NEVER_ZERO)
+        return self.weight_quantizer(weight * factor) / factor, bias
+
+    def _with_inputs(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
         for norm in reversed(self._before):
             factor, shift = _map(norm)
             if not isinstance(norm, Affine) or norm.shifts:

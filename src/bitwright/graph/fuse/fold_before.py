@@ -19,10 +19,11 @@ from collections import Counter
 from torch import fx, nn
 
 from bitwright.graph.build import argument, module_of, replace, shape_of
-from bitwright.graph.fold.constants import ARITHMETIC, as_constant, read_constant, why_not_per_channel
+from bitwright.graph.fold.constants import ARITHMETIC, as_constant, read_constant, why_not_constant, why_not_per_channel
 from bitwright.graph.fold.input_norm import can_fold_input, fold_input, shift_stays_out, spread_of
 from bitwright.graph.fold.stand_in import NORMS, Affine, Step
 from bitwright.graph.model import CapturedModel
+from bitwright.graph.purity import written_attributes
 from bitwright.graph.schedule import register_schedule
 from bitwright.nn.functional import QuantFunction
 from bitwright.nn.layer import QuantLayer
@@ -37,6 +38,7 @@ def fold_before(model: CapturedModel, spread: float = 8.0) -> list[str]:
         spread: how many times the smallest factor of a channel the largest may be.
     """
     calls = Counter(str(n.target) for n in model.graph.nodes if n.op == "call_module")
+    written = written_attributes(model)
     notes = []
     for node in list(model.graph.nodes):
         layer = module_of(node, model)
@@ -47,7 +49,8 @@ def fold_before(model: CapturedModel, spread: float = 8.0) -> list[str]:
             if not isinstance(norm, NORMS) and found is None:
                 break
             name = str(before.target) if norm is not None else before.name
-            reason = _why_not(node, layer, before, norm, found, calls)
+            reason = None if found is None else why_not_constant(found[1], written)
+            reason = reason or _why_not(node, layer, before, norm, found, calls)
             if reason:
                 notes.append(f"not folded: {name} into {node.target}, {reason}")
                 break

@@ -13,9 +13,10 @@ from collections import Counter
 from torch import fx, nn
 
 from bitwright.graph.build import module_of, replace, shape_of
-from bitwright.graph.fold.constants import ARITHMETIC, as_constant, read_constant, why_not_per_channel
+from bitwright.graph.fold.constants import ARITHMETIC, as_constant, read_constant, why_not_constant, why_not_per_channel
 from bitwright.graph.fold.stand_in import Affine, Step
 from bitwright.graph.model import CapturedModel
+from bitwright.graph.purity import written_attributes
 from bitwright.graph.schedule import register_schedule
 from bitwright.graph.simplify.merge_reshapes import permutation
 from bitwright.nn.functional import QuantFunction
@@ -28,6 +29,7 @@ def fold_scale(model: CapturedModel) -> list[str]:
     """Fold every constant after a layer that can be, and say why the others cannot."""
     calls = Counter(str(n.target) for n in model.graph.nodes if n.op == "call_module")
     modules = dict(model.named_modules())
+    written = written_attributes(model)
     notes = []
     for node in list(model.graph.nodes):
         found = read_constant(node)
@@ -38,7 +40,7 @@ def fold_scale(model: CapturedModel) -> list[str]:
         layer = module_of(before, model)
         if not isinstance(layer, QuantLayer) or isinstance(layer, QuantFunction):
             continue
-        reason = _why_not(node, tensor, constant, first, before, axis, calls)
+        reason = why_not_constant(constant, written) or _why_not(node, tensor, constant, first, before, axis, calls)
         if reason:
             notes.append(f"not folded: {node.name} into {before.target}, {reason}")
             continue

@@ -13,9 +13,8 @@ import torch
 from torch import fx, nn
 
 from bitwright.graph.build import attribute_of
-from bitwright.graph.effects import writes
 from bitwright.graph.model import CapturedModel
-from bitwright.graph.purity import only_computes
+from bitwright.graph.purity import only_computes, written_attributes
 from bitwright.graph.schedule import register_schedule
 
 LARGEST = 2**24  # values: larger results are left to be computed
@@ -29,7 +28,7 @@ def fold_constants(model: CapturedModel, persistent: bool = False) -> list[str]:
         model: the model.
         persistent: fold what is computed of named buffers too; loading other values for them has no effect then.
     """
-    written = _written_attributes(model)
+    written = written_attributes(model)
     reasons = {n: _why_changing(model, n, written, persistent) for n in model.graph.nodes if n.op == "get_attr"}
     constant: set[fx.Node] = {n for n, reason in reasons.items() if reason is None}
     held_back: dict[fx.Node, str] = {n: reason for n, reason in reasons.items() if reason}
@@ -100,23 +99,6 @@ def _why_changing(model: CapturedModel, node: fx.Node, written: set[str], persis
         return "the model writes into it"
     saved = name in owner._buffers and name not in owner._non_persistent_buffers_set
     return f"buffer {target} may be loaded anew" if saved and not persistent else None
-
-
-def _written_attributes(model: CapturedModel) -> set[str]:
-    """The attributes that the graph writes into, itself or through a view, or that belong to a module it calls."""
-    written: set[str] = set()
-    seen: set[fx.Node] = set()
-    for node in model.graph.nodes:
-        if node.op == "call_module":
-            prefix = str(node.target)
-            written.update(f"{prefix}.{name}" for name, _ in model.get_submodule(prefix).named_buffers())
-        elif node.meta.get("written") or writes(node, model):
-            waiting = [node]
-            while waiting:
-                before = [n for n in waiting.pop().all_input_nodes if n not in seen]
-                seen.update(before)
-                waiting += before
-    return written | {str(n.target) for n in seen if n.op == "get_attr"}
 
 
 def _free_name(model: nn.Module, wish: str) -> str:
