@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from bitwright.backends import BACKENDS
+from bitwright.backends import find_backend
 from bitwright.compat.keys import flag, items
 from bitwright.compat.sparsebit.defaults import SCHEDULE
 from bitwright.compat.sparsebit.quant_config import parse_qconfig
@@ -19,7 +19,7 @@ def to_recipe(config: str | Path | Mapping[str, Any]) -> tuple[Recipe, list[str]
     cfg = parse_qconfig(config)
     if not isinstance(cfg.BACKEND, str):
         raise ConfigError(f"BACKEND is the name of a target, not {cfg.BACKEND!r}")
-    backend = BACKENDS.get(cfg.BACKEND.lower())
+    backend = find_backend(cfg.BACKEND)
     switches = {name: flag(f"SCHEDULE.{name}", value) for name, value in cfg.SCHEDULE.items()}
     schedules = {name.lower(): on for name, on in switches.items() if name not in SCHEDULE}
     if not switches["FUSE_BN"]:
