@@ -635,3 +635,243 @@ def test_sizes_are_not_operators():
 
     model = bw.prepare(Sized(), torch.randn(2, 3))
     assert [e.operator for e in bw.ledger_of(model).entries] == ["reshape", "linear", "sum", "div"]
+
+
+# --------------------------------------------------------------------------------------- inputs, results, weights
+
+
+def specs(model):
+    return {e.name: (e.weight, e.input, e.output) for e in bw.ledger_of(model).entries}
+
+
+def test_weights_only():
+    for recipe in ("W4A16", {"weight": {"bits": 4}, "activation": "float"}):
+        net = Probe().eval()
+        model = bw.prepare(net, image(), recipe=recipe)
+        assert placed(model) == []
+        entries = {e.name: e for e in bw.ledger_of(model).entries}
+        assert entries["stem"].weight == "int4 symmetric narrow channel:0"
+        assert (entries["stem"].verdict, entries["stem"].reason) == (
+            Verdict.PARTLY,
+            "only its weight is quantized, by the recipe",
+        )
+        assert (entries["add"].verdict, entries["add"].reason) == (Verdict.FLOAT, "left float by the recipe")
+        bw.calibrate(model, [image()])
+        assert len(model.stem.weight_quantizer.integers(model.stem.folded_weight()[0]).unique()) <= 15
+        assert model.fc.bias_scale() is None
+        x = image(3)
+        with torch.no_grad():
+            weight = model.fc.weight_quantizer(net.fc.weight)
+            assert torch.equal(
+                model.fc(x.mean((2, 3)).repeat(1, 3)[:, :8]),
+                F.linear(x.mean((2, 3)).repeat(1, 3)[:, :8], weight, net.fc.bias),
+            )
+        model.train()(x).sum().backward()
+        assert model.fc.weight.grad is not None
+
+
+def test_activations_only():
+    model = bw.prepare(Small(), image(), weight="float")
+    assert type(model.fc) is nn.Linear
+    entries = {e.name: e for e in bw.ledger_of(model).entries}
+    assert (entries["fc"].verdict, entries["fc"].reason) == (Verdict.PARTLY, "its weight stays float by the recipe")
+    assert entries["fc"].input == "uint8 affine tensor"
+    bw.calibrate(model, [image()])
+
+
+def test_rules_for_weight_input_and_output():
+    rules = [
+        {"match": "block.2", "input": {"observer": "ema_minmax"}, "output": "int8 affine", "weight": "int5 narrow"},
+        {"match": "fc", "weight": "float"},
+    ]
+    model = bw.prepare(Small(), image(), "openvino", recipe={"rules": rules})
+    found = specs(model)
+    assert found["block.2"] == ("int5 symmetric narrow tensor", "uint8 affine tensor", "int8 affine tensor")
+    assert found["fc"][0] == ""
+    assert model.get_submodule("block.2").input_quantizer.observer_name == "ema_minmax"
+    # What reads the result of block.2 has no wish of its own: it gets the producer's.
+    assert model.other.input_quantizer.spec == bw.QuantSpec.parse("int8 affine")
+    assert [q for t, q, _ in placed(model) if t == "block_2"] == ["block_2"]
+    bw.calibrate(model, [image()])
+
+
+def test_readers_with_other_wishes_have_quantizers_of_their_own():
+    class Fork(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.c = (nn.Conv2d(3, 3, 1) for _ in range(3))
+            self.pool = nn.MaxPool2d(2)
+
+        def forward(self, x):
+            x = self.pool(x)
+            return self.a(x), self.b(x), self.c(x)
+
+    model = bw.prepare(Fork(), image(), "openvino", recipe={"rules": [{"match": "b", "input": "int8"}]})
+    # Readers of the pool disagree, so the pool reads float and each quantizes what comes out of it.
+    assert sorted(placed(model)) == [("pool", "pool", ["a", "c"]), ("pool", "pool_for_b", ["b"])]
+    assert str(model.b.input_quantizer.spec) == "int8 symmetric tensor"
+    assert str(model.c.input_quantizer.spec) == "uint8 affine tensor"
+    model = bw.prepare(Fork(), image(), "openvino", recipe={"rules": [{"match": "a", "input": "float"}]})
+    assert placed(model) == [("pool", "pool", ["b", "c"])]
+    assert specs(model)["a"] == ("int7 symmetric narrow channel:0", "", "")
+    agreed = bw.prepare(Fork(), image(), "openvino", recipe={"rules": [{"match": "?", "input": "int8"}]})
+    assert placed(agreed) == [("x", "x", ["pool"])]
+
+
+def test_one_tensor_with_two_quantizers():
+    class Fork(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.c = (nn.Conv2d(3, 3, 1) for _ in range(3))
+
+        def forward(self, x):
+            x = self.a(x)
+            return self.b(x), self.c(x)
+
+    model = bw.prepare(Fork(), image(), recipe={"rules": [{"match": "c", "input": "int8"}]})
+    assert sorted(p for p in placed(model) if p[0] == "a") == [("a", "a", ["b"]), ("a", "a_for_c", ["c"])]
+    bw.calibrate(model, [image()])
+    x = image(3)
+    with torch.no_grad():
+        a = model.a(model.get_submodule("activation_quantizers.x")(x))
+        expected = model.c(model.get_submodule("activation_quantizers.a_for_c")(a))
+        end = model.get_submodule("activation_quantizers.c")
+        assert torch.equal(model(x)[1], end(expected))
+
+
+def test_a_rule_for_an_activation_speaks_of_the_fused_result():
+    rules = [{"match": "block.1", "output": "int8 affine"}]
+    model = bw.prepare(Small(), image(), recipe={"rules": rules})
+    entries = {e.name: e for e in bw.ledger_of(model).entries}
+    assert entries["block.1"].verdict is Verdict.FUSED
+    assert entries["block.1"].output == "int8 affine tensor"
+    assert entries["block.2"].input == "int8 affine tensor"
+
+
+def test_rules_by_class_and_by_node():
+    recipe = {"rules": [{"match": "type:Sequential", "skip": True}, {"match": "node:add", "skip": True}]}
+    model = bw.prepare(Small(), image(), recipe=recipe)
+    floats = {n for n, v in verdicts(model).items() if v is Verdict.FLOAT}
+    assert floats == {"block.0", "block.1", "block.2", "add", "mean"}
+    model = bw.prepare(Small(), image(), recipe={"rules": [{"match": "type:Conv2d", "weight": {"bits": 3}}]})
+    assert {n: s[0][:4] for n, s in specs(model).items() if s[0]} == {
+        "block.0": "int3",
+        "block.2": "int3",
+        "other": "int3",
+        "fc": "int7",
+    }
+
+
+def test_bits_mean_what_the_backend_has():
+    model = bw.prepare(Small(), image(), recipe="W8A8")
+    assert specs(model)["fc"][:2] == ("int7 symmetric narrow channel:0", "uint8 affine tensor")
+    assert specs(bw.prepare(Small(), image(), "tensorrt", recipe="W8A8"))["fc"][0] == "int8 symmetric narrow channel:0"
+    assert specs(bw.prepare(Small(), image(), "snpe", recipe="W4A8"))["fc"][0] == "uint4 affine tensor"
+
+
+def test_fp8_and_groups():
+    fp8 = bw.prepare(Small(), image(), recipe="FP8")
+    assert specs(fp8)["fc"][:2] == ("e4m3 symmetric channel:0", "e4m3 symmetric tensor")
+    bw.calibrate(fp8, [image()])
+    wide = nn.Sequential(nn.Linear(256, 4), nn.ReLU())
+    grouped = bw.prepare(wide, torch.randn(2, 256), recipe="W4A16_G128")
+    bw.calibrate(grouped, [torch.randn(2, 256)])
+    assert grouped.get_submodule("0").weight_quantizer.scale.shape == (4, 2)
+
+
+# --------------------------------------------------------------------------------------- what cannot be, and force
+
+
+def test_what_the_backend_cannot_do_may_stay_float():
+    net = Small().eval()
+    recipe = {"rules": [{"match": "block", "activation": "uint4"}, {"match": "fc", "weight": "int16"}]}
+    with pytest.raises(ConfigError, match="the rule 'block': onnxruntime has no activations in uint4"):
+        bw.prepare(net, image(), recipe=recipe)
+    model = bw.prepare(net, image(), recipe=recipe, allow_float=True)
+    entries = {e.name: e for e in bw.ledger_of(model).entries}
+    assert (entries["block.0"].verdict, entries["block.0"].reason) == (
+        Verdict.FLOAT,
+        "allowed to stay float: onnxruntime has no activations in uint4; it has int8, uint8",
+    )
+    assert entries["fc"].reason.startswith("allowed to stay float: onnxruntime has no weights in int16")
+    assert entries["other"].verdict is Verdict.INTEGER
+    assert any("the rule 'fc' asks weight of fc (linear), but allowed to stay" in n for n in bw.ledger_of(model).notes)
+    assert bw.ledger_of(model).recipe.allow_float
+    assert bw.Recipe.parse(bw.ledger_of(model).recipe.to_dict()) == bw.ledger_of(model).recipe
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        (
+            {"match": "op:mean", "input": "uint8"},
+            "asks input of mean (mean), but onnxruntime runs it in float; force: ",
+        ),
+        ({"match": "add", "weight": "int8"}, "the rule 'add' asks weight of add (add), but it has no weight"),
+    ],
+)
+def test_a_rule_without_effect_is_refused(rule, message):
+    with pytest.raises(ConfigError) as caught:
+        bw.prepare(Small(), image(), recipe={"rules": [rule]})
+    assert message in str(caught.value)
+    bw.prepare(Small(), image(), recipe={"rules": [rule | {"optional": True}]})
+    # One that a later rule overrules is no mistake.
+    bw.prepare(Small(), image(), recipe={"rules": [rule, {"match": rule["match"], "skip": True}]})
+
+
+def test_force():
+    forced = bw.prepare(Small(), image(), "openvino", recipe={"rules": [{"match": "op:mean", "force": True}]})
+    entry = next(e for e in bw.ledger_of(forced).entries if e.name == "mean")
+    assert (entry.verdict, entry.reason) == (
+        Verdict.INTEGER,
+        "forced by the rule 'op:mean': openvino runs it in float",
+    )
+    assert ("add", "add", ["mean"]) in placed(forced)
+    rule = {"match": "node:mean", "force": True, "output": "int8"}
+    result = bw.prepare(Small(), image(), "academic", recipe={"weight": "int8", "activation": "uint8", "rules": [rule]})
+    assert specs(result)["mean"] == ("", "", "int8 symmetric tensor")
+
+    class Odd(nn.Module):
+        def forward(self, x):
+            return torch.erf(x) + 1.0
+
+    odd = bw.prepare(Odd(), image(), recipe={"rules": [{"match": "op:erf", "force": True, "activation": "int8"}]})
+    assert [t for t, _, _ in placed(odd)] == ["x"]
+    bw.calibrate(odd, [image()])
+
+
+# ----------------------------------------------------------------------------------------------------------- plan
+
+
+def test_a_plan_says_what_prepare_would_do_and_changes_nothing():
+    net = Small().train()
+    before = {k: v.clone() for k, v in net.state_dict().items()}
+    recipe = {"backend": "openvino", "rules": [{"match": "fc", "skip": True}, {"match": "other", "weight": "int4"}]}
+    plan = bw.plan(net, recipe, image())
+    assert net.training
+    assert all(torch.equal(v, before[k]) for k, v in net.state_dict().items())
+    assert type(net.fc) is nn.Linear
+    prepared = bw.ledger_of(bw.prepare(net, image(), recipe=recipe))
+    assert plan.entries == prepared.entries
+    lines = str(plan).splitlines()
+    assert lines[0] == "openvino: 4 integer, 1 fused, 2 float"
+    assert lines[1].split() == ["name", "operator", "computes", "rule", "asked", "input", "weight", "output", "reason"]
+    row = next(line for line in lines if line.startswith("other"))
+    assert " ".join(row.split()) == (
+        "other conv2d integer other weight int4 symmetric tensor, input uint8 affine tensor "
+        "uint8 affine tensor int4 symmetric tensor uint8 affine tensor"
+    )
+    assert next(line for line in lines if line.startswith("fc")).endswith("skipped by the rule 'fc'")
+    assert repr(plan) == str(plan)
+    table = plan.__rich__()
+    assert len(table.rows) == len(plan.entries)
+    assert [c.header for c in table.columns] == lines[1].split()
+
+
+def test_a_plan_of_a_preset_and_its_refusals():
+    assert bw.plan(Small(), "W4A8", image()).entries[0].weight == "int4 symmetric narrow channel:0"
+    assert bw.plan(Small(), None, image(), "snpe").ledger.backend.name == "snpe"
+    with pytest.raises(ConfigError, match="plan needs example inputs to capture the model"):
+        bw.plan(Small(), "W4A8")
+    with pytest.raises(UnknownNameError, match="the rule 'fcc' matches no layer: did you mean 'fc'"):
+        bw.plan(Small(), {"rules": [{"match": "fcc", "skip": True}]}, image())

@@ -52,7 +52,7 @@ class Backend:
         reasons: why an operator stays float, for the ledger.
         conditions: for an operator, a function of the graph node that says why this very call cannot run in integers,
             or None if it can.
-        share_inputs: operators all of whose inputs, and whose output, must have one scale.
+        share_inputs: operators all of whose inputs must have one scale, and their result too if it is of their asking.
         ends: bits of the weights and inputs of the first and last layers, if they differ.
         folds_norms: whether BatchNorm is multiplied into the layer before it.
         integer_bias: whether a bias is rounded to int32, in steps of input scale times weight scale.

@@ -22,9 +22,6 @@ TENSORRT = register_backend()(
         runtimes=("onnxruntime",),
         observer=MOVING_RANGE,
         method=LEARNED,
-        notes=(
-            "The engine is built by TensorRT from the file; onnxruntime executes the same file here, as a check. "
-            "A CPU without VNNI may saturate with weights of 8 bits where a GPU does not.",
-        ),
+        notes=("The engine is built by TensorRT from the file; onnxruntime executes the same file here, as a check.",),
     )
 )

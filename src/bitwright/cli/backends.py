@@ -1,11 +1,12 @@
 """``bitwright backends``: which targets exist, and what each of them does."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from bitwright.cli.options import Json
-from bitwright.cli.output import print_json, print_table, print_text
+from bitwright.cli.output import print_json, print_table, print_text, write_text
 
 if TYPE_CHECKING:
     from bitwright.backends import Backend
@@ -23,72 +24,69 @@ def list_backends(context: typer.Context, json: Json = False) -> None:
     if context.invoked_subcommand is not None:
         return
     from bitwright.backends import BACKENDS
+    from bitwright.backends.table import spec_text
 
     found = [BACKENDS.get(name) for name in BACKENDS]
     if json:
         print_json({"backends": [_summary(b) for b in found]})
         return
-    rows = [(b.name, b.title, str(b.weight), str(b.activation), ", ".join(b.runtimes)) for b in found]
+    rows = [(b.name, b.title, spec_text(b.weight), spec_text(b.activation), ", ".join(b.runtimes)) for b in found]
     print_table(("name", "what it is", "weights", "activations", "runs in"), rows, whole=("name",))
 
 
 @app.command("show", epilog="Example: bitwright backends show onnxruntime")
 def show(
     context: typer.Context,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the target.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the target, or a YAML file that describes one.")],
     json: Json = False,
 ) -> None:
     """Show everything about one target."""
-    from bitwright.backends import BACKENDS
+    from bitwright.backends import find_backend
+    from bitwright.backends.table import PLACES, facts
 
-    backend = BACKENDS.get(name)
+    backend = find_backend(name)
     if json or (context.parent is not None and context.parent.params["json"]):
         print_json(_details(backend))
         return
     print_text(f"{backend.name}: {backend.title}", "bold")
-    facts = [
-        ("weights", f"{backend.weight} ({backend.weight_observer})"),
-        ("activations", f"{backend.activation} ({backend.observer})"),
-        ("method", backend.method),
-        ("weight formats", _listing(backend.weight_formats)),
-        ("activation formats", _listing(backend.activation_formats)),
-        ("fused activations", _listing(backend.fused)),
-        ("one scale for all inputs", _listing(backend.share_inputs)),
-        ("runs in", ", ".join(backend.runtimes)),
-    ]
-    print_table(("", ""), [f for f in facts if f[1]], whole=("",))
-    results = {"both": "inputs and result", "inputs": "inputs", "outputs": "result"}
-    rows = [(operator, results[quantized]) for operator, quantized in backend.integer.items()]
+    print_table(("", ""), facts(backend), whole=("",))
+    rows = [(operator, PLACES[place]) for operator, place in backend.integer.items()]
     print_table(("runs in integers", "quantizers at"), rows)
-    print_table(("stays float", "because"), list(backend.reasons.items()))
+    if backend.reasons:
+        print_table(("stays float", "because"), list(backend.reasons.items()))
     for note in backend.notes:
         print_text(f"Note: {note}")
 
 
-def _listing(names: frozenset[str]) -> str:
-    return ", ".join(sorted(names))
+@app.command("matrix", epilog="Example: bitwright backends matrix -o docs/reference/backends.md")
+def matrix(
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write it there instead of to stdout.")
+    ] = None,
+) -> None:
+    """Make the page of the documentation that says which operators and formats work where."""
+    from bitwright.backends import BACKENDS
+    from bitwright.backends.table import page
+
+    write_text(page([BACKENDS.get(name) for name in BACKENDS]), output)
 
 
 def _summary(backend: "Backend") -> dict[str, Any]:
     return {
         "name": backend.name,
         "title": backend.title,
-        "weight": str(backend.weight),
-        "activation": str(backend.activation),
+        "weight": _plain(backend.weight),
+        "activation": _plain(backend.activation),
         "runtimes": backend.runtimes,
     }
 
 
 def _details(backend: "Backend") -> dict[str, Any]:
-    return _summary(backend) | {
-        "integer": dict(backend.integer),
-        "fused": backend.fused,
-        "reasons": dict(backend.reasons),
-        "share_inputs": backend.share_inputs,
-        "weight_formats": backend.weight_formats,
-        "activation_formats": backend.activation_formats,
-        "observer": backend.observer,
-        "weight_observer": backend.weight_observer,
-        "method": backend.method,
-        "notes": backend.notes,
-    }
+    from dataclasses import fields
+
+    everything = {f.name: getattr(backend, f.name) for f in fields(backend)}  # pyrefly: ignore
+    return everything | _summary(backend) | {"conditions": sorted(backend.conditions)}
+
+
+def _plain(spec: object) -> str | None:
+    return None if spec is None else str(spec)

@@ -5,6 +5,7 @@ import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -86,6 +87,17 @@ def print_text(text: str, style: str = "") -> None:
     from rich.text import Text
 
     console().print(Text(text, style=style), soft_wrap=True)
+
+
+def write_text(text: str, path: Path | None) -> None:
+    """Write a text as a file, whole or not at all, or to stdout where there is no path."""
+    if path is None:
+        typer.echo(text, nl=False)
+        return
+    from bitwright.files import whole_file
+
+    with whole_file(path) as partial:
+        partial.write_text(text, encoding="utf-8")
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from bitwright.cli.options import Json
-from bitwright.cli.output import print_json, print_table
+from bitwright.cli.output import print_json, print_table, write_text
 
 app = typer.Typer(
     help="Show the schema of recipes, the presets, a recipe as it is read, or another toolkit's config as a recipe.",
@@ -23,15 +23,9 @@ def schema(
     ] = None,
 ) -> None:
     """Print the JSON schema of recipes, for editors and other programs."""
-    from bitwright.files import whole_file
     from bitwright.recipe import Recipe
 
-    text = json_text.dumps(Recipe.schema(), indent=2, ensure_ascii=False) + "\n"
-    if output is None:
-        typer.echo(text, nl=False)
-        return
-    with whole_file(output) as partial:
-        partial.write_text(text, encoding="utf-8")
+    write_text(json_text.dumps(Recipe.schema(), indent=2, ensure_ascii=False) + "\n", output)
 
 
 @app.command("presets", epilog="Example: bitwright recipe presets")

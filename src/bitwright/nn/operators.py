@@ -6,7 +6,7 @@ A record says what an operator is, not what a backend does with it. Whatever has
 import operator as py
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -65,6 +65,12 @@ def operator_names() -> list[str]:
 def operator_of_source(source: Source) -> Operator | None:
     """The operator that a module class, a function or a tensor method of that name computes."""
     return _BY_SOURCE.get(source)
+
+
+def carries(name: str) -> Literal["always", "sometimes", "never"]:
+    """Whether an operator only moves values, by what it is alone."""
+    found = _BY_NAME[name].carries
+    return "sometimes" if callable(found) else "always" if found else "never"
 
 
 def operator_of_module(module: nn.Module) -> Operator | None:

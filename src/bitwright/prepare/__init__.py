@@ -92,7 +92,7 @@ def prepare(
         region.graph.lint()
         region.recompile()
     _swap_loose(captured, wishes, target, ledger)
-    check_effects(wishes, target, ledger)
+    check_effects(wishes, ledger)
     _note_leaves(captured, ledger)
     attach(captured.model, ledger)
     return captured.model.eval()

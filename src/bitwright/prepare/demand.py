@@ -18,6 +18,27 @@ Key = tuple[fx.Node, str]  # a tensor, and how it is quantized
 
 
 @dataclass
+class Edge:
+    """A tensor that an operator reads.
+
+    Attributes:
+        user: the operator.
+        tensor: what it reads.
+        source: where the tensor's values come into being.
+        carrier: what first moves them on from there, if anything does.
+        recipe: how they shall be quantized, or that they stay float.
+        key: the request that serves it, once settled; None where they stay float.
+    """
+
+    user: fx.Node
+    tensor: fx.Node
+    source: fx.Node
+    carrier: fx.Node | None
+    recipe: TensorRecipe
+    key: Key | None = None
+
+
+@dataclass
 class _Request:
     recipe: TensorRecipe
     users: set[fx.Node] = field(default_factory=set)
@@ -33,6 +54,8 @@ class Demand:
     def __init__(self, decisions: dict[fx.Node, Decision], by_hand: dict[fx.Node, TensorQuantizer]) -> None:
         self.decisions = decisions
         self.by_hand = by_hand
+        self.edges: list[Edge] = []
+        self.divided: set[fx.Node] = set()  # operators that move values which their readers want quantized differently
         self.requests: dict[Key, _Request] = {}
         self.of_tensor: dict[fx.Node, list[Key]] = defaultdict(list)
         self.parent: dict[Key, Key] = {}
@@ -47,23 +70,31 @@ class Demand:
             tensor, first_user = before, tensor
         return (tensor, first_user) if is_float(tensor) else (start, None)
 
-    def input(self, user: fx.Node, tensor: fx.Node, decision: Decision) -> Key | None:
-        """Ask for the tensor that ``user`` reads; return what it got, or None where the tensor shall stay float."""
-        source, first_user = self.walk(tensor)
-        if source in self.by_hand:
-            return source, ""
+    def input(self, user: fx.Node, tensor: fx.Node, decision: Decision) -> Edge:
+        """Ask for the tensor that ``user`` reads."""
+        source, carrier = self.walk(tensor)
         recipe = decision.wishes.input
         producer = self._producer(source)
         if producer is not None and not decision.insists("input"):
             recipe = producer.wishes.output
-            if recipe.floating:
-                return None
-        taker = first_user or user
-        key = (source, _text(recipe))
-        if any(taker in self.requests[other].users for other in self.of_tensor[source] if other != key):
-            key, taker = (tensor, key[1]), user  # what moves the values has them quantized otherwise
-        self._ask(key, recipe).users.add(taker)
-        return key
+        edge = Edge(user, tensor, source, carrier, recipe)
+        self.edges.append(edge)
+        return edge
+
+    def settle(self) -> None:
+        """Turn edges into requests: where the values come into being, or after what moves them if readers disagree."""
+        wishes: dict[fx.Node, set[str]] = defaultdict(set)
+        for edge in self.edges:
+            if edge.carrier is not None:
+                wishes[edge.carrier].add(_text(edge.recipe))
+        self.divided = {carrier for carrier, asked in wishes.items() if len(asked) > 1}
+        for edge in self.edges:
+            if edge.source in self.by_hand and edge.carrier not in self.divided:
+                edge.key = (edge.source, "")
+            elif not edge.recipe.floating:
+                direct = edge.carrier is None or edge.carrier in self.divided
+                edge.key = (edge.tensor if direct else edge.source, _text(edge.recipe))
+                self._ask(edge.key, edge.recipe).users.add(edge.user if direct or not edge.carrier else edge.carrier)
 
     def output(self, tensor: fx.Node, recipe: TensorRecipe) -> Key:
         """Ask for a result, for all its users."""
@@ -102,12 +133,12 @@ class Demand:
             if root != roots[0]:
                 self.parent[root] = roots[0]
 
-    def share_inputs_of_repeated_layers(self, inputs_of: dict[fx.Node, list[Key]]) -> None:
+    def share_inputs_of_repeated_layers(self) -> None:
         """A layer called several times has one input quantizer, so that its bias has one scale."""
         calls: dict[object, list[Key]] = defaultdict(list)
-        for node, inputs in inputs_of.items():
-            if node.op == "call_module":
-                calls[node.target] += inputs
+        for edge in self.edges:
+            if edge.user.op == "call_module" and edge.key is not None:
+                calls[edge.user.target].append(edge.key)
         for inputs in calls.values():
             self.share(inputs)
 
@@ -138,18 +169,14 @@ class Demand:
     def _readers(self, key: Key, order: dict[fx.Node, int]) -> list[fx.Node]:
         """Who reads a quantized tensor: others keep a float operator's result, an integer one has only integers."""
         tensor = key[0]
-        others = {u for k in self.of_tensor[tensor] if k != key for u in self.requests[k].users}
         readers = set(self.requests[key].users)
-        decision = self.decisions.get(tensor)
-        if key == self.of_tensor[tensor][0] and decision is not None and not decision.keeps_float_result:
-            readers = {u for u in tensor.users if not self._wants_float(u)}
         if key == self.of_tensor[tensor][0]:
-            readers -= others
+            others = {u for k in self.of_tensor[tensor][1:] for u in self.requests[k].users}
+            decision = self.decisions.get(tensor)
+            if decision is not None and decision.verdict is not Verdict.CARRIED and not decision.keeps_float_result:
+                readers |= {u for u in tensor.users if u not in self.divided}
+            readers -= others | {e.user for e in self.edges if e.tensor is tensor and e.recipe.floating}
         return sorted(readers, key=lambda n: order.get(n, len(order)))
-
-    def _wants_float(self, user: fx.Node) -> bool:
-        decision = self.decisions.get(user)
-        return decision is not None and decision.insists("input") and decision.wishes.input.floating
 
 
 def _text(recipe: TensorRecipe) -> str:

@@ -1,6 +1,5 @@
 """Hold rules to their word: one that asks for something and changes nothing is a mistake."""
 
-from bitwright.backends import Backend
 from bitwright.errors import ConfigError
 from bitwright.prepare.ledger import Entry, Ledger, Verdict
 from bitwright.recipe import Recipe, Rule
@@ -8,15 +7,16 @@ from bitwright.recipe import Recipe, Rule
 _EFFECTIVE = (Verdict.INTEGER, Verdict.PARTLY, Verdict.FUSED)
 
 
-def check_effects(recipe: Recipe, backend: Backend, ledger: Ledger) -> None:
+def check_effects(recipe: Recipe, ledger: Ledger) -> None:
     """Refuse rules that ask for specs where nothing is quantized, or note them if that is allowed."""
-    idle = [line for rule in recipe.rules if (line := _idle(rule, ledger.entries, backend))]
+    last = {rule.match: rule for rule in recipe.rules}  # of several with one selector, only the last can win
+    idle = [line for rule in last.values() if (line := _idle(rule, ledger.entries))]
     if idle and not recipe.allow_float:
         raise ConfigError("; ".join(idle))
     ledger.notes += idle
 
 
-def _idle(rule: Rule, entries: list[Entry], backend: Backend) -> str:
+def _idle(rule: Rule, entries: list[Entry]) -> str:
     won = [e for e in entries if e.rule == rule.match]
     if rule.optional or not rule.asks or not won or _floats(rule):
         return ""

@@ -14,7 +14,7 @@ from bitwright.errors import ConfigError
 from bitwright.graph import CapturedModel
 from bitwright.nn.mixins import QuantInputMixin
 from bitwright.prepare.decide import Decision, operands
-from bitwright.prepare.demand import Demand, Key
+from bitwright.prepare.demand import Demand, Edge, Key
 from bitwright.prepare.ledger import Verdict
 from bitwright.quantizer import TensorQuantizer
 
@@ -22,17 +22,22 @@ from bitwright.quantizer import TensorQuantizer
 def place(model: CapturedModel, decisions: dict[fx.Node, Decision], backend: Backend, prefix: str) -> None:
     """Insert activation quantizers into the graph and tell the QModules about them."""
     demand = Demand(decisions, _placed_by_hand(model, backend))
-    inputs_of: dict[fx.Node, list[Key]] = {}
+    edges_of: dict[fx.Node, list[Edge]] = {}
+    results: dict[fx.Node, list[Key]] = {}
     for node, decision in decisions.items():
         if not decision.quantizes or decision.own_quantizers:
             continue
         inputs, outputs = decision.places(backend)
-        asked = [demand.input(node, o, decision) for o in _read(node, decision, demand, backend)] if inputs else []
-        inputs_of[node] = [key for key in asked if key is not None]
-        _ask_result(node, decision, demand, outputs)
-        if decision.custom is None and decision.entry.operator in backend.share_inputs:
-            demand.share([*inputs_of[node], *demand.first_request(_end_of_group(node, decisions))])
-    demand.share_inputs_of_repeated_layers(inputs_of)
+        wanted = inputs or (decision.insists("input") and decision.wishes.input.floating)
+        read = _read(node, decision, demand, backend) if wanted else []
+        edges_of[node] = [demand.input(node, tensor, decision) for tensor in read]
+        results[node] = _ask_result(node, decision, demand, outputs)
+    demand.settle()
+    inputs_of = {node: [e.key for e in edges if e.key is not None] for node, edges in edges_of.items()}
+    for node, keys in inputs_of.items():
+        if decisions[node].custom is None and decisions[node].entry.operator in backend.share_inputs:
+            demand.share([*keys, *results[node]])
+    demand.share_inputs_of_repeated_layers()
     placed = demand.insert(model, prefix)
     for node, decision in decisions.items():
         sources = inputs_of.get(node) or _found(node, decision, demand)
@@ -50,12 +55,12 @@ def _read(node: fx.Node, decision: Decision, demand: Demand, backend: Backend) -
     return [o for o in operands(node, decision.operator) if demand.walk(o)[0].meta.get("operator") not in merged]
 
 
-def _ask_result(node: fx.Node, decision: Decision, demand: Demand, outputs: bool) -> None:
+def _ask_result(node: fx.Node, decision: Decision, demand: Demand, outputs: bool) -> list[Key]:
     end = _end_of_group(node, demand.decisions)
     last = demand.decisions[end]
     wish = last.wishes.output if last.insists("output") else decision.wishes.output
-    if (outputs or last.asks_result) and not wish.floating:
-        demand.output(end, wish)
+    asked = (outputs or last.asks_result) and not wish.floating
+    return [demand.output(end, wish)] if asked else []
 
 
 def _found(node: fx.Node, decision: Decision, demand: Demand) -> list[Key]:

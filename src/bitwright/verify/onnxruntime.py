@@ -72,6 +72,8 @@ class OnnxRuntime(Runtime):
 
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3
+        # Else it turns int8 activations into uint8 by itself, and breaks files in which a pool carries a scale (1.31).
+        options.add_session_config_entry("session.qdqisint8allowed", "1")
         if threads:
             options.intra_op_num_threads = options.inter_op_num_threads = threads
         return options
