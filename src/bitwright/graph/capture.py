@@ -16,12 +16,14 @@ import torch
 from torch import nn
 
 from bitwright.errors import CaptureError, ConfigError, UnknownNameError, suggest
+from bitwright.graph.copying import copy_model
 from bitwright.graph.guards import Decision, users_line
 from bitwright.graph.inputs import Inputs, bind_inputs, caller
 from bitwright.graph.islands import first_calls, is_single, parts
 from bitwright.graph.leaves import Leaf, find_leaves
 from bitwright.graph.model import CapturedModel
 from bitwright.graph.parity import first_deviation, same
+from bitwright.graph.pause import collection_paused
 from bitwright.graph.proxy import Overwritten
 from bitwright.graph.rehearsal import rehearsal
 from bitwright.graph.tracer import ValueTracer
@@ -71,7 +73,7 @@ def capture(
         raise ConfigError(f"the model must be a torch.nn.Module, not {type(model).__name__}")
     whole = find_leaves(model, leaves)
     inputs = _with_fixed(model, Inputs.of(example_inputs), concrete_args or {})
-    with torch.no_grad(), _plain_attention():
+    with torch.no_grad(), _plain_attention(), collection_paused():
         return _Capturing(model, inputs, whole, frozenset(concrete_args or ())).run()
 
 
@@ -81,15 +83,16 @@ class _Capturing:
     def __init__(self, model: nn.Module, inputs: Inputs, leaves: dict[str, str], fixed: frozenset[str]) -> None:
         self.model, self.inputs, self.leaves, self.fixed = model, inputs, leaves, fixed
         self.known_islands: dict[str, str] = {}
+        self.origin: dict[int, torch.Tensor] = {}  # by the id of a tensor in the copy: the one it is a copy of
         self.result = Capture(model)
 
     def run(self) -> Capture:
         root = self._fresh()
-        with rehearsal(root) as record:
+        with rehearsal(root, self.origin) as record:
             expected = [_first_run(root, copy.deepcopy(self.inputs))]
         stateful = [path for path, module in root.named_modules() if module in record.changed]
         if stateful:  # then what the second call gives says whether the state matters
-            with rehearsal(root):
+            with rehearsal(root, self.origin):
                 expected = [_call(root, self.inputs) for _ in range(2)]
         reason = self._attempt(root, expected)
         if reason and stateful:
@@ -105,7 +108,8 @@ class _Capturing:
         return self.result
 
     def _fresh(self) -> nn.Module:
-        return _copy(self.model).eval()
+        copied, self.origin = copy_model(self.model)
+        return copied.eval()
 
     def _attempt(self, root: nn.Module, expected: list[Any]) -> str:
         """Capture into ``result``; return why it is of no use, or nothing."""
@@ -127,7 +131,7 @@ class _Capturing:
         if "" in result.regions and self.fixed:
             taken = {str(n.target) for n in result.regions[""].graph.nodes if n.op == "placeholder"}
             result.example = self.inputs.without(self.model, self.fixed - taken)
-        with rehearsal(result.model):
+        with rehearsal(result.model, self.origin):
             got = [_call(result.model, result.example) for _ in expected]
         return same(got, expected)
 
@@ -142,7 +146,7 @@ class _Capturing:
             tracer = ValueTracer({**islands, **whole}, record_all)
             values = copy.deepcopy(bind_inputs(module, inputs.args, inputs.kwargs))
             try:
-                with rehearsal(module):
+                with rehearsal(module, self.origin):
                     graph = tracer.trace_call(module, values, call, fixed)
             except Exception as error:
                 if isinstance(error, Overwritten) and not record_all:
@@ -164,7 +168,7 @@ class _Capturing:
             if node.op == "call_module" and str(node.target) in whole:
                 node.meta["leaf"] = whole[str(node.target)]
         reached = [name for name in called if name in islands]
-        calls = first_calls(module, reached, inputs) if reached else {}
+        calls = first_calls(module, reached, inputs, self.origin) if reached else {}
         for name in reached:
             self._make_island(module.get_submodule(name), _join(path, name), islands[name], calls.get(name))
 
@@ -174,7 +178,7 @@ class _Capturing:
         _log.info("%s runs as written (%s); its parts are captured on their own", path or "the model", reason)
         children = {name: part for name, part in parts(module) if _join(path, name) not in self.leaves}
         inner = [name for name, part in children.items() if not is_single(part)]
-        calls = first_calls(module, inner, inputs) if inner and inputs is not None else {}
+        calls = first_calls(module, inner, inputs, self.origin) if inner and inputs is not None else {}
         for name, part in children.items():
             place = _join(path, name)
             if name not in inner:
@@ -222,15 +226,6 @@ def _plain_attention() -> Iterator[None]:
         yield
     finally:
         torch.backends.mha.set_fastpath_enabled(before)
-
-
-def _copy(model: nn.Module) -> nn.Module:
-    """A deep copy, also of models that keep results of computation, as ``torch.nn.utils.weight_norm`` does."""
-    try:
-        return copy.deepcopy(model)
-    except RuntimeError:
-        kept = [v for m in model.modules() for v in m.__dict__.values() if isinstance(v, torch.Tensor)]
-        return copy.deepcopy(model, {id(v): v.detach().clone() for v in kept if not v.is_leaf})
 
 
 def _first_run(root: nn.Module, inputs: Inputs) -> Any:

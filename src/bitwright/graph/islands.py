@@ -1,7 +1,7 @@
 """The parts of a module that runs as written, and the inputs each of them gets."""
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -27,7 +27,9 @@ def is_single(module: nn.Module) -> bool:
     return whole or next(module.children(), None) is None
 
 
-def first_calls(module: nn.Module, names: list[str], inputs: Inputs) -> dict[str, Inputs]:
+def first_calls(
+    module: nn.Module, names: list[str], inputs: Inputs, origin: Mapping[int, torch.Tensor]
+) -> dict[str, Inputs]:
     """Run ``module`` and return, for each of its submodules ``names``, the arguments of its first call."""
     seen: dict[str, Inputs] = {}
 
@@ -41,7 +43,7 @@ def first_calls(module: nn.Module, names: list[str], inputs: Inputs) -> dict[str
     handles = [look_at(name) for name in names]
     try:
         values = copy.deepcopy(inputs)
-        with rehearsal(module):
+        with rehearsal(module, origin):
             module(*values.args, **values.kwargs)
     finally:
         for handle in handles:

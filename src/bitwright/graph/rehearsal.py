@@ -1,7 +1,7 @@
 """Run a model as if it had not been run: always the same random numbers, and its state is put back."""
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 _OWN = frozenset(nn.Module().__dict__)  # what torch keeps in every module
-_KINDS = ("_modules", "_parameters", "_buffers", "_non_persistent_buffers_set")
+_KINDS = ("_modules", "_parameters", "_buffers")
+_CONTAINERS = frozenset({list, dict, set, deque})
 _UNCHANGED = (bool, int, float, str, type(None), torch.Size, tuple)
 
 
@@ -22,44 +23,66 @@ class Rehearsal:
 
 
 @contextmanager
-def rehearsal(model: nn.Module) -> Iterator[Rehearsal]:
-    """Put back attributes, buffers, and what lists and dicts of modules hold, however the run ends."""
+def rehearsal(model: nn.Module, origin: Mapping[int, torch.Tensor] | None = None) -> Iterator[Rehearsal]:
+    """Put back attributes, buffers, and what lists and dicts of modules hold, however the run ends.
+
+    ``origin`` tells, by the id of a tensor, another one that holds its value, so that it need not be copied.
+    """
     record = Rehearsal()
     modules = [m for m in model.modules() if not isinstance(m, torch.jit.ScriptModule)]
-    before = [(m, {**m.__dict__, **{k: m.__dict__[k].copy() for k in _KINDS}}) for m in modules]
-    containers = [(m, _snapshot(v)) for m in modules for k, v in m.__dict__.items() if _is_own(k, v)]
-    tensors = [(m, t, _place(t), t.clone()) for m in modules for t in _tensors(m)]
+    states = [_State(module, origin or {}) for module in modules]
     with torch.random.fork_rng(devices=[]):
         try:
             yield record
         finally:
-            for module, state in before:
-                if _differs(module.__dict__, state):
-                    record.changed.add(module)
-                module.__dict__.clear()
-                module.__dict__.update(state)
-            for module, snapshots in containers:
-                if sum(_restore(*each) for each in snapshots):
-                    record.changed.add(module)
-            with torch.no_grad():
-                for module, tensor, place, value in tensors:
-                    if _place(tensor) != place:
-                        record.changed.add(module)
-                        tensor.data = value
+            record.changed = {state.module for state in states if state.restore()}
 
 
-def _tensors(module: nn.Module) -> list[torch.Tensor]:
-    """The buffers and plain tensors of a module, which its forward may write to."""
-    return [t for t in (*module._buffers.values(), *module.__dict__.values()) if isinstance(t, torch.Tensor)]
+class _State:
+    """The state of one module at one time."""
+
+    __slots__ = ("attributes", "containers", "ids", "inner", "module", "tensors")
+
+    def __init__(self, module: nn.Module, origin: Mapping[int, torch.Tensor]) -> None:
+        self.module = module
+        self.attributes = attributes = module.__dict__.copy()
+        self.inner = [attributes[kind].copy() for kind in _KINDS]
+        self.ids = _ids(attributes)
+        own = [v for n, v in attributes.items() if type(v) in _CONTAINERS and n not in _OWN]
+        self.containers = [pair for value in own for pair in _snapshot(value)]
+        values = [*attributes["_buffers"].values(), *attributes.values()]
+        tensors = [t for t in values if isinstance(t, torch.Tensor)]
+        self.tensors = [(t, _place(t), origin[id(t)] if id(t) in origin else t.clone()) for t in tensors]
+
+    def restore(self) -> bool:
+        """Put everything back; say whether something had changed."""
+        changed = False
+        now = self.module.__dict__
+        if _ids(now) != self.ids:
+            changed = _differs(now, self.attributes, self.inner)
+            now.clear()
+            now.update(self.attributes)
+            now.update(zip(_KINDS, self.inner, strict=True))
+        for container, held in self.containers:
+            changed |= _restore(container, held)
+        for tensor, place, value in self.tensors:
+            if _place(tensor) != place:
+                changed = True
+                tensor.data = value.detach().clone()
+        return changed
+
+
+def _ids(attributes: dict[str, Any]) -> list[int]:
+    """Of everything a module holds; each is alive as long as the state that remembers it."""
+    found = [*map(id, attributes.values())]
+    for kind in _KINDS:
+        found += map(id, attributes[kind].values())
+    return found
 
 
 def _place(tensor: torch.Tensor) -> tuple[int, int]:
     """Changes when a tensor is written to, or is given other memory."""
     return tensor._version, tensor.data_ptr()
-
-
-def _is_own(name: str, value: Any) -> bool:
-    return name not in _OWN and isinstance(value, list | dict | set | deque)
 
 
 def _snapshot(value: Any, depth: int = 0) -> list[tuple[Any, Any]]:
@@ -68,7 +91,7 @@ def _snapshot(value: Any, depth: int = 0) -> list[tuple[Any, Any]]:
     if depth < 3:
         inner = value.values() if isinstance(value, dict) else value
         for item in inner:
-            if isinstance(item, list | dict | set | deque):
+            if type(item) in _CONTAINERS:
                 found += _snapshot(item, depth + 1)
     return found
 
@@ -89,15 +112,16 @@ def _flat(container: Any) -> list[Any]:
     return [*container.keys(), *container.values()] if isinstance(container, dict) else list(container)
 
 
-def _differs(now: dict[str, Any], then: dict[str, Any]) -> bool:
-    """Whether an attribute was set, or set anew."""
-    if now.keys() != then.keys():
+def _differs(now: dict[str, Any], then: dict[str, Any], inner: list[dict[str, Any]]) -> bool:
+    """Whether an attribute was set to something else than it was."""
+    if now.keys() != then.keys() or any(_unlike(now[k], d) for k, d in zip(_KINDS, inner, strict=True)):
         return True
     for name, value in now.items():
         old = then[name]
-        if name in _KINDS:
-            if len(value) != len(old) or any(a is not b for a, b in zip(_flat(value), _flat(old), strict=True)):
-                return True
-        elif value is not old and not (isinstance(value, _UNCHANGED) and type(value) is type(old) and value == old):
+        if value is not old and not (isinstance(value, _UNCHANGED) and type(value) is type(old) and value == old):
             return True
     return False
+
+
+def _unlike(now: dict[str, Any], then: dict[str, Any]) -> bool:
+    return now.keys() != then.keys() or any(value is not then[name] for name, value in now.items())

@@ -55,6 +55,7 @@ class ValueTracer(fx.Tracer):
         self._inputs: dict[str, Any] = {}
         self._attributes: dict[str, Any] = {}
         self._written: dict[str, ValueProxy] = {}
+        self._modules: dict[str, nn.Module] = {}
         self._paths: dict[nn.Module, str] = {}
         self._names: dict[int, str] = {}
         self._buffers: set[str] = set()
@@ -65,7 +66,8 @@ class ValueTracer(fx.Tracer):
         """Record ``call(root.forward, proxies of inputs)``; inputs that are ``fixed`` are part of the program."""
         self.root = root
         self.graph = fx.Graph(tracer_cls=ValueTracer)
-        self._paths = {module: name for name, module in root.named_modules()}
+        self._modules = dict(root.named_modules())
+        self._paths = {module: name for name, module in self._modules.items()}
         self.tensor_attrs = {}
         for module, path in self._paths.items():
             if isinstance(module, torch.jit.ScriptModule):
@@ -198,7 +200,7 @@ class ValueTracer(fx.Tracer):
                 if kind == "get_attr":
                     return functools.reduce(getattr, target.split("."), self.root)
                 if kind == "call_module":
-                    return self.root.get_submodule(target)(*args, **kwargs)
+                    return self._modules[target](*args, **kwargs)
                 if kind == "call_method":
                     return getattr(args[0], target)(*args[1:], **kwargs)
                 return target(*args, **kwargs)

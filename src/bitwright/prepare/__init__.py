@@ -9,6 +9,7 @@ from torch import nn
 from bitwright.backends import BACKENDS, Backend, find_backend
 from bitwright.errors import ConfigError
 from bitwright.graph import Capture, Leaf, PassResult, capture, check_attributes, read_switches, run_stage, runner
+from bitwright.graph.pause import collection_paused
 from bitwright.graph.sketch import sketch
 from bitwright.nn.operators import operator_of_module
 from bitwright.nn.registry import is_custom, qmodule_for
@@ -26,6 +27,7 @@ from bitwright.recipe import Recipe, Subject
 __all__ = ["Entry", "Ledger", "Plan", "Verdict", "check_wishes", "ledger_of", "node_name", "plan", "prepare"]
 
 
+@collection_paused()
 def prepare(
     model: nn.Module,
     example_inputs: Any,  # noqa: ANN401

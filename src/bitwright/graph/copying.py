@@ -1,0 +1,45 @@
+"""A copy of a model, made much as ``copy.deepcopy`` does but with less work for every module."""
+
+import copy
+from collections import OrderedDict
+from typing import Any
+
+import torch
+from torch import nn
+
+_SHARED = (bool, int, float, str, type(None), torch.dtype, torch.Size)
+
+
+def copy_model(model: nn.Module) -> tuple[nn.Module, dict[int, torch.Tensor]]:
+    """Copy a model; also say, by the id of each tensor in the copy, which tensor it is a copy of."""
+    # What forward has computed and kept, as torch.nn.utils.weight_norm does, cannot be copied with its history.
+    kept = [v for m in model.modules() for v in m.__dict__.values() if isinstance(v, torch.Tensor) and not v.is_leaf]
+    memo: dict[int, Any] = {id(v): v.detach().clone() for v in kept}
+    plain = [module for module in model.modules() if _is_plain(type(module))]
+    for module in plain:
+        memo[id(module)] = module.__class__.__new__(module.__class__)
+    for module in plain:
+        state = {name: _copied(value, memo) for name, value in module.__dict__.items()}
+        memo[id(module)].__setstate__(state)
+    copied = copy.deepcopy(model, memo)
+    tensors = [t for m in model.modules() for t in (*m._buffers.values(), *m.__dict__.values())]
+    origin = {id(memo[id(t)]): t for t in tensors if isinstance(t, torch.Tensor) and id(t) in memo}
+    return copied, origin
+
+
+def _is_plain(kind: type) -> bool:
+    """Whether instances of a class are copied by their attributes."""
+    if issubclass(kind, torch.jit.ScriptModule) or hasattr(kind, "__deepcopy__"):
+        return False
+    own = ("__reduce__", "__reduce_ex__", "__getstate__", "__new__")
+    return all(getattr(kind, name) is getattr(nn.Module, name) for name in own)
+
+
+def _copied(value: Any, memo: dict[int, Any]) -> Any:
+    if type(value) in _SHARED:
+        return value
+    if type(value) in (OrderedDict, dict, set, list) and not value:
+        return type(value)()
+    if type(value) is dict:
+        return {name: item if type(item) in _SHARED else copy.deepcopy(item, memo) for name, item in value.items()}
+    return copy.deepcopy(value, memo)
