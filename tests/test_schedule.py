@@ -27,6 +27,7 @@ from bitwright.graph import (
 )
 from bitwright.graph.order import order_schedules
 from bitwright.nn import QuantConv2d, QuantOpr, register_qmodule
+from bitwright.nn.mixins import QuantInputMixin
 from bitwright.nn.registry import unregister_qmodule
 from bitwright.registry import ENTRY_POINT_GROUP, Registry
 
@@ -161,6 +162,41 @@ def test_the_fuse_stage_makes_a_qmodule_in_the_place_of_two():
         bw.calibrate(model, [x])
         assert not torch.equal(model(x), net(x))
         assert torch.allclose(model(x), net(x), atol=0.2)
+
+
+@pytest.mark.parametrize("as_function", [True, False])
+def test_a_float_layer_made_in_the_fuse_stage_is_quantized_as_well(as_function):
+    class Squared(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.rand(4, 4, 1, 1))
+            self.conv = nn.Conv2d(3, 4, 1)
+
+        def forward(self, x):
+            return torch.square(self.conv(x)) + 0 * self.scale.sum()
+
+    @register_schedule("square_to_conv", stage="fuse")
+    class ReplacePattern(ReplacePatternBase):
+        def make_ops(self):
+            return [MatcherNode("square", [None], [torch.square])]
+
+        def get_new_graph(self, nodes_dict, modules_dict, model, transform_idx):
+            (x,) = nodes_dict["square"].args
+            if as_function:
+                weight = model.graph.get_attr("scale")
+                return model.graph.call_function(F.conv2d, (x, weight), name="made")
+            return model.graph.call_module(self.add_module(model, "made", nn.Conv2d(4, 4, 1)), (x,))
+
+    net, x = Squared().eval(), torch.randn(2, 3, 4, 4)
+    model = bw.prepare(net, x)
+    entry = next(e for e in bw.ledger_of(model).entries if e.name == "made")
+    assert entry.verdict.value == "integer"
+    assert entry.weight.startswith("int")
+    calls = [model.get_submodule(n.target) for n in model.graph.nodes if n.op == "call_module"]
+    assert sum(isinstance(m, QuantInputMixin) for m in calls) == 2
+    bw.calibrate(model, [x])
+    with torch.no_grad():
+        assert model(x).shape == (2, 4, 4, 4)
 
 
 class Concat(nn.Module):

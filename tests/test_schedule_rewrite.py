@@ -147,6 +147,46 @@ def test_a_rewrite_that_never_settles_is_named(strategy):
         run_stage(model, "simplify")
 
 
+@pytest.mark.parametrize("grows", [True, False])
+def test_a_rewrite_at_one_place_of_a_large_graph_is_stopped_soon(grows):
+    def forward(self, x):
+        x = torch.relu(x)
+        for _ in range(300):
+            x = torch.neg(x)
+        return x
+
+    rounds = []
+
+    def action(self, nodes, modules, model, index):
+        rounds.append(index)
+        new = model.graph.call_function(torch.relu, nodes["a"].args)
+        return model.graph.call_function(torch.neg, (new,)) if grows else new
+
+    model, _, _ = captured(forward)
+    with pytest.raises(ScheduleError, match=r"'.*ReplacePattern' never settles: .* a graph of 303 nodes"):
+        rewriter([MatcherNode("a", [None], [torch.relu])], action)().apply(model)
+    assert len(rounds) == (303 + 101 if grows else 51)
+
+
+def test_a_rewrite_may_go_the_length_of_the_graph_step_by_step():
+    def forward(self, x):
+        x = torch.relu(x)
+        for _ in range(150):
+            x = torch.abs(x)
+        return x
+
+    ops = [MatcherNode("a", [None], [torch.relu]), MatcherNode("b", ["a"], [torch.abs])]
+
+    def action(self, nodes, modules, model, index):
+        first = model.graph.call_function(torch.abs, nodes["a"].args)
+        return model.graph.call_function(torch.relu, (first,))
+
+    model, _, x = captured(forward)
+    rewriter(ops, action)().apply(model)
+    assert targets(model) == ["abs"] * 150 + ["relu"]
+    assert torch.equal(model(x), x.abs())
+
+
 @pytest.mark.parametrize("answer", [None, {}, "itself"])
 def test_a_rewrite_in_place_happens_once_at_each_place(answer):
     seen = []
@@ -328,6 +368,25 @@ def test_what_is_known_of_new_nodes():
 
 def fold(x, *rest):
     return x
+
+
+@pytest.mark.parametrize(
+    ("checker", "joint", "message"),
+    [
+        (lambda node, module: module.dim, [], "checker of 'b', at relu, failed: AttributeError: .*'dim'"),
+        (
+            None,
+            [(("a", "b"), lambda a, b, modules: modules["c"])],
+            "of 'a', 'b', at relu, relu_1, failed: KeyError: 'c'",
+        ),
+        (None, [(("a", "b"), lambda a, modules: True)], "of 'a', 'b', at relu, relu_1, failed: TypeError"),
+    ],
+)
+def test_a_checker_that_fails_is_named_with_its_place(checker, joint, message):
+    ops = [MatcherNode("a", [None], [torch.relu]), MatcherNode("b", ["a"], [torch.relu], checker)]
+    register_schedule("wrong", stage="simplify")(rewriter(ops, None, joint=joint))
+    with pytest.raises(ScheduleError, match="the schedule 'wrong': the .*" + message):
+        run_stage(captured(lambda self, x: torch.relu(torch.relu(x)))[0], "simplify")
 
 
 # ---------------------------------------------------------------------------------- rewrites that keep the meaning

@@ -13,6 +13,7 @@ from bitwright.graph.match.find import Match, Matcher, call_name, is_in_graph
 from bitwright.graph.match.index import GraphIndex
 from bitwright.graph.match.pattern import Pattern
 from bitwright.graph.replace import ReplacePatternBase, ReplaceStrategy
+from bitwright.graph.settle import Settling
 from bitwright.graph.sort import sort_nodes
 
 
@@ -58,23 +59,21 @@ class _Rewriter:
         self.pattern = self._guard("its pattern", lambda: Pattern(nodes, joint))
         self.matcher = Matcher(self.pattern)
         self.done: set[tuple[fx.Node, ...]] = set()
-        self.limit = 0
 
     def run(self, index: GraphIndex) -> PassResult:
-        size = len(index.position)
+        watch = Settling(index)
         while True:
             near: dict[tuple[fx.Node, ...], Match] = {}
             last = self._sweep(index, near)
             if last is None or not self.strategy.repeats:
                 break
-            self.limit = self.limit or self.result.applied + 20 * (size + 10)
-            if self.result.applied > self.limit:
+            index = GraphIndex(self.model)
+            if not watch.may_go_on(index, self.result.applied):
                 raise ScheduleError(
-                    f"the schedule {self.name!r} never settles: it has rewritten a graph of {size} nodes "
+                    f"the schedule {self.name!r} never settles: it has rewritten a graph of {watch.size} nodes "
                     f"{self.result.applied} times and still matches, last at {self._place(last)}; "
                     "let its checkers refuse what it has made"
                 )
-            index = GraphIndex(self.model)
         for anchors, match in near.items():
             if not all(map(is_in_graph, anchors)):
                 continue
@@ -168,10 +167,8 @@ class _Rewriter:
         """Do what a schedule's author wrote, and name the schedule if it fails."""
         try:
             return action()
-        except ScheduleError:
-            raise
-        except ConfigError as error:
-            raise ConfigError(f"the schedule {self.name!r}: {error}") from error
+        except (ConfigError, ScheduleError) as error:
+            raise type(error)(f"the schedule {self.name!r}: {error}") from error
         except Exception as error:
             raise ScheduleError(
                 f"the schedule {self.name!r} failed in {where}: {type(error).__name__}: {error}"

@@ -1,4 +1,4 @@
-"""Decide again after fusing: for the nodes that schedules have made, and on those that they took away."""
+"""Decide again after fusing: on the nodes that schedules have made, some of which become QModules, and those gone."""
 
 from dataclasses import replace
 
@@ -6,9 +6,11 @@ from torch import fx
 
 from bitwright.backends import Backend
 from bitwright.graph import CapturedModel
+from bitwright.nn.mixins import QuantInputMixin
 from bitwright.prepare.decide import Decision, decide, node_name
 from bitwright.prepare.ledger import Verdict
 from bitwright.prepare.subjects import Subjects
+from bitwright.prepare.swap import swap
 from bitwright.recipe import Recipe
 
 
@@ -34,19 +36,25 @@ def decide_again(
     """
     present = list(model.graph.nodes)
     made = [node for node in present if node not in before]
-    fresh = decide(model, prefix, recipe, backend, subjects, only=set(made))
+    inherited: dict[fx.Node, Decision] = {}
     for node in made:
         heir = _inherited(model, node, decisions)
         if heir is not None:
             name = f"{prefix}.{node_name(node)}" if prefix else node_name(node)
-            fresh[node] = replace(heir, node=node, entry=replace(heir.entry, name=name))
+            inherited[node] = replace(heir, node=node, entry=replace(heir.entry, name=name))
+    fresh = decide(model, prefix, recipe, backend, subjects, only=set(made) - inherited.keys())
+    swap(model, {n: d for n, d in fresh.items() if not _is_quantized(model, n)}, recipe, backend)
     successors = {old: node_name(node) for node in made for old in node.meta.get("replaces", ())}
     for node in decisions.keys() - set(present):
         entry, successor = decisions[node].entry, successors.get(node_name(node))
         entry.verdict = Verdict.FUSED
         entry.reason = f"replaced by {successor}" if successor else "folded into the layer before it"
-    together = {**decisions, **fresh}
+    together = {**decisions, **inherited, **fresh}
     return {node: together[node] for node in present if node in together}
+
+
+def _is_quantized(model: CapturedModel, node: fx.Node) -> bool:
+    return node.op == "call_module" and isinstance(model.get_submodule(str(node.target)), QuantInputMixin)
 
 
 def _inherited(model: CapturedModel, node: fx.Node, decisions: dict[fx.Node, Decision]) -> Decision | None:

@@ -6,14 +6,16 @@ it finds every match, in a time that grows with the number of candidates.
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from torch import fx
 
+from bitwright.errors import ScheduleError
 from bitwright.graph.match.index import GraphIndex
 from bitwright.graph.match.node import InputMatchType, MatcherNode
-from bitwright.graph.match.pattern import Pattern
+from bitwright.graph.match.pattern import JointChecker, Pattern
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,7 +115,7 @@ class _Search:
             said = [self._ask(name, node)]
             if joint and said[0] is not False:
                 modules = {n: self.index.instance(m) for n, m in chosen.items()}
-                said += [_verdict(checker.check(chosen, modules)) for checker in joint]
+                said += [_verdict(self._ask_joint(checker, chosen, modules)) for checker in joint]
             if not any(s is False for s in said):
                 yield from self._extend(chosen, reasons + tuple(s for s in said if isinstance(s, str)))
             del chosen[name]
@@ -151,8 +153,14 @@ class _Search:
         if checker is None:
             return True
         if (name, node) not in self.verdicts:
-            self.verdicts[name, node] = _verdict(checker(node, self.index.instance(node)))
+            with _told(f"the checker of {name!r}, at {call_name(node)}"):
+                self.verdicts[name, node] = _verdict(checker(node, self.index.instance(node)))
         return self.verdicts[name, node]
+
+    def _ask_joint(self, checker: JointChecker, chosen: dict[str, fx.Node], modules: dict[str, Any]) -> Any:
+        where = ", ".join(call_name(chosen[name]) for name in checker.names)
+        with _told(f"the joint checker of {', '.join(map(repr, checker.names))}, at {where}"):
+            return checker.check(chosen, modules)
 
     def _complete(self, chosen: dict[str, fx.Node], reasons: tuple[str, ...]) -> Iterator[Match]:
         nodes = {name: chosen[name] for name in self.pattern.by_name}
@@ -162,6 +170,15 @@ class _Search:
             if strangers and name not in self.pattern.anchors and not self.pattern.by_name[name].outside_users:
                 reasons = (*reasons, f"{call_name(node)} is also read by {', '.join(call_name(u) for u in strangers)}")
         yield Match(nodes, {name: self.index.instance(node) for name, node in nodes.items()}, reasons)
+
+
+@contextmanager
+def _told(where: str) -> Iterator[None]:
+    """Name the place where what the pattern's author wrote fails."""
+    try:
+        yield
+    except Exception as error:
+        raise ScheduleError(f"{where}, failed: {type(error).__name__}: {error}") from error
 
 
 def is_in_graph(node: fx.Node) -> bool:
