@@ -187,6 +187,31 @@ def test_the_seeds_config_as_printed(model, x, lazy):
     assert made.fc.weight.grad is not None
 
 
+def test_scales_per_channel_where_a_tensor_has_no_channels(x):
+    class Shifted(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(3, 8, 3)
+            self.shift = nn.Parameter(torch.randn(6))
+
+        def forward(self, x):
+            return self.conv(x) + (self.shift + 1.0)
+
+    model = Shifted()
+    made = calibrated(
+        prepare_by_platform(
+            model,
+            "Academic",
+            SEED | {"preserve_attr": {}, "extra_quantizer_dict": {"additional_function_type": [operator.add]}},
+        ),
+        x,
+    )
+    found = {n.rpartition(".")[2]: str(q.spec) for n, q in quantizers(made).items()}
+    assert found["x"] == "uint8 affine channel:1"
+    assert found["shift"] == "uint8 affine tensor"
+    assert torch.allclose(made(x), model(x), atol=0.1)
+
+
 def test_all_members_of_backend_type(model, x):
     assert list(BackendType.__members__) == [
         *("Academic", "Tensorrt", "SNPE", "PPLW8A16", "NNIE", "Vitis", "ONNX_QNN", "PPLCUDA", "OPENVINO"),
