@@ -288,6 +288,14 @@ def test_papers_keep_batchnorm_apart_and_bias_float():
     assert folded.conv3.bias_scale() is not None
 
 
+def test_tensors_after_relu_are_unsigned_on_cpus():
+    model = prepared("openvino")
+    bw.calibrate(model, [images()], progress=False)
+    for name in ("relu", "layer1_r1", "drelu"):
+        quantizer = model.get_submodule(f"activation_quantizers.{name}")
+        assert (int(quantizer.zero_point), quantizer.spec.qmin, quantizer.spec.qmax) == (0, 0, 255)
+
+
 class Embedded(nn.Module):
     def __init__(self):
         super().__init__()

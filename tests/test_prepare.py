@@ -13,6 +13,8 @@ from bitwright.backends import ONNXRUNTIME, Backend
 from bitwright.errors import ConfigError, UnknownNameError
 from bitwright.nn import QuantConv2d, QuantFunction, QuantLinear
 from bitwright.nn.mixins import PlacedQuantizer
+from bitwright.nn.opr import QuantOpr
+from bitwright.nn.registry import register_qmodule, unregister_qmodule
 from bitwright.prepare import Verdict
 from bitwright.quantizer import Phase, quantizers
 
@@ -794,6 +796,10 @@ def test_what_the_backend_cannot_do_may_stay_float():
         "allowed to stay float: onnxruntime has no activations in uint4; it has int8, uint8",
     )
     assert entries["fc"].reason.startswith("allowed to stay float: onnxruntime has no weights in int16")
+    assert (entries["fc"].asked, entries["fc"].weight) == (
+        "weight int16 symmetric tensor, input uint8 affine tensor",
+        "",
+    )
     assert entries["other"].verdict is Verdict.INTEGER
     assert any("the rule 'fc' asks weight of fc (linear), but allowed to stay" in n for n in bw.ledger_of(model).notes)
     assert bw.ledger_of(model).recipe.allow_float
@@ -838,6 +844,54 @@ def test_force():
     odd = bw.prepare(Odd(), image(), recipe={"rules": [{"match": "op:erf", "force": True, "activation": "int8"}]})
     assert [t for t, _, _ in placed(odd)] == ["x"]
     bw.calibrate(odd, [image()])
+
+
+def test_calls_of_one_layer_with_different_rules():
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(3, 3, 1)
+
+        def forward(self, x):
+            return self.conv(torch.tanh(self.conv(x)))
+
+    model = bw.prepare(Twice(), image(), recipe={"rules": [{"match": "node:conv_1", "skip": True}]})
+    first, _, second = bw.ledger_of(model).entries
+    assert (first.verdict, second.verdict) == (Verdict.INTEGER, Verdict.FLOAT)
+    assert second.reason == (
+        "skipped by the rule 'node:conv_1', but its weight is quantized, as another call of it has it"
+    )
+    assert [t for t, _, _ in placed(model)] == ["x", "conv"]
+
+
+def test_a_users_module_keeps_its_float_weight_where_that_is_asked():
+    class Gain(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.rand(3, 1, 1))
+
+        def forward(self, x):
+            return x * self.weight
+
+    @register_qmodule(sources=[Gain])
+    class QGain(QuantOpr):
+        def __init__(self, org_module):
+            super().__init__()
+            self.weight = org_module.weight
+
+        def forward(self, x):
+            return self.input_quantizer(x) * self.weight_quantizer(self.weight)
+
+    try:
+        both = bw.prepare(nn.Sequential(Gain()), image())
+        assert specs(both)["0"][:2] == ("int7 symmetric narrow channel:0", "uint8 affine tensor")
+        inputs = bw.prepare(nn.Sequential(Gain()), image(), weight="float")
+        assert type(inputs.get_submodule("0")) is Gain
+        assert specs(inputs)["0"][:2] == ("", "uint8 affine tensor")
+        weights = bw.prepare(nn.Sequential(Gain()), image(), activation="float")
+        assert specs(weights)["0"][1:] == ("", "")
+    finally:
+        unregister_qmodule(QGain)
 
 
 # ----------------------------------------------------------------------------------------------------------- plan

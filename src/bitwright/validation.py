@@ -1,5 +1,6 @@
 """What recipes and backends read from users alike: specs as text, files of data, and mistakes named all at once."""
 
+import contextlib
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -45,8 +46,11 @@ _Dumper.add_implicit_resolver(_TAG, _NUMBER, list("-+0123456789"))
 
 
 def read_text(text: str) -> Any:  # noqa: ANN401
-    """Read YAML or JSON text."""
-    return json.loads(text) if text.lstrip().startswith("{") else _Loader(text).get_single_data()
+    """Read YAML or JSON text; JSON first, as YAML knows not all of its characters."""
+    if text.lstrip().startswith("{"):
+        with contextlib.suppress(ValueError):
+            return json.loads(text)
+    return _Loader(text).get_single_data()
 
 
 def read_data(path: Path, what: str) -> Any:  # noqa: ANN401

@@ -9,6 +9,12 @@ PLACES = {"both": "inputs and result", "inputs": "inputs", "outputs": "result"}
 _SIGNS = {"both": "in, out", "inputs": "in", "outputs": "out"}
 _FORMATS = (*(f"{kind}{bits}" for kind in ("int", "uint") for bits in (*range(2, 9), 16)), "e4m3", "e5m2")
 
+_SNIPPET = """```python
+from bitwright.backends import find_backend
+
+print(find_backend("TensorRT").weight, find_backend("TensorRT").integer["conv2d"])
+```"""
+
 
 def facts(backend: Backend) -> list[tuple[str, str]]:
     """What is true of a backend as a whole: specs, defaults, fusions, sharing and limits."""
@@ -39,7 +45,8 @@ def page(backends: Sequence[Backend]) -> str:
     """The page on backends in the documentation: every backend, operator by backend, format by backend."""
     parts = [
         "# Backends",
-        "Made by `bitwright backends matrix`; do not edit. `bitwright backends show NAME` explains one.",
+        "Made by `bitwright backends matrix`; do not edit. `bitwright backends show NAME` explains one; in Python:",
+        _SNIPPET,
         "## What they are",
         _markdown(
             ("name", "what it is", "weights", "activations", "runs here in"),

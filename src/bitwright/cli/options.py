@@ -10,11 +10,20 @@ Model = Annotated[
 ]
 Backend = Annotated[
     str | None,
-    typer.Option("--backend", "-b", metavar="NAME", help="Target to quantize for; see `bitwright backends`."),
+    typer.Option(
+        "--backend",
+        "-b",
+        metavar="NAME",
+        help="Target to quantize for, or a YAML file with one; see `bitwright backends`.",
+    ),
 ]
 RecipeFile = Annotated[
     Path | None,
-    typer.Option("--recipe", metavar="FILE", help="YAML file with wishes beyond the backend's defaults."),
+    typer.Option(
+        "--recipe",
+        metavar="FILE",
+        help="YAML or JSON file with wishes beyond the backend's defaults, or a preset's name, as W4A8.",
+    ),
 ]
 Weight = Annotated[
     str | None,
@@ -29,7 +38,7 @@ Skip = Annotated[
     typer.Option(
         "--skip",
         metavar="NAME",
-        help="Layer that stays float: a name, glob, re:REGEX or op:OPERATOR (repeatable).",
+        help="Layer that stays float: a name, glob, re:REGEX, op:OPERATOR or type:CLASS (repeatable).",
     ),
 ]
 Example = Annotated[

@@ -126,7 +126,8 @@ def decide(
             entry.verdict, entry.reason = Verdict.INTEGER, "has quantizers of its own"
         else:
             entry.verdict, entry.reason = judge(decision, module, recipe, backend)
-        if decision.quantizes:
+        skipped = rule is not None and rule.skip
+        if decision.quantizes or (kind in backend.integer and entry.verdict is Verdict.FLOAT and not skipped):
             entry.asked = wishes.asked(operator is not None and operator.weight)
     return decisions
 

@@ -46,6 +46,9 @@ def swap(model: CapturedModel, decisions: dict[fx.Node, Decision], recipe: Recip
             )
             continue
         qmodule: Any = make(cls, node if module is None else module, decision.entry.name, recipe)
+        if weight.floating and quantizes_weight(qmodule):
+            decision.entry.verdict, decision.entry.reason = Verdict.PARTLY, "its weight stays float: it is not swapped"
+            continue
         _give_weight_quantizer(qmodule, decision.entry.name, weight, backend)
         if isinstance(qmodule, QuantInputMixin) and "_input_quantizer" not in qmodule.__dict__:
             qmodule.place_input_quantizer(no_quantizer(backend.activation))  # until one is placed
@@ -57,6 +60,9 @@ def swap(model: CapturedModel, decisions: dict[fx.Node, Decision], recipe: Recip
         swapped[name] = qmodule
     for parent in model.modules():  # a layer may have several names
         parent._modules.update({n: taken_over[m] for n, m in parent._modules.items() if m in taken_over})
+    for node, decision in decisions.items():
+        if not decision.quantizes and node.op == "call_module" and str(node.target) in swapped:
+            decision.entry.reason += ", but its weight is quantized, as another call of it has it"
 
 
 def make(cls: type[Any], source: nn.Module | fx.Node, name: str, recipe: Recipe | None) -> Any:  # noqa: ANN401

@@ -134,10 +134,10 @@ def _read(source: Any) -> tuple[str, Any]:  # noqa: ANN401
             return "the recipe", read_text(source)
         except (ValueError, yaml.YAMLError) as error:
             raise ConfigError(f"the recipe cannot be read: {error}") from error
-    if isinstance(source, str) and not Path(source).suffix and not Path(source).exists():
-        if find_preset(source) is None:
-            raise UnknownNameError(f"unknown preset {source!r}, and no such file{suggest(source, PRESETS)}")
-        return "the recipe", {"preset": source}
+    if isinstance(source, str | Path) and not Path(source).suffix and not Path(source).exists():
+        if find_preset(str(source)) is None:
+            raise UnknownNameError(f"unknown preset {str(source)!r}, and no such file{suggest(str(source), PRESETS)}")
+        return "the recipe", {"preset": str(source)}
     if isinstance(source, str | Path):
         where = f"the recipe {str(source)!r}"
         return where, read_data(Path(source), where)
