@@ -19,7 +19,17 @@ _STATE = ("_modules", "_parameters", "_buffers", "_non_persistent_buffers_set")
 _CONTAINER = ("__len__", "__iter__", "__getitem__", "__contains__", "__reversed__")
 
 
-class CapturedModel(fx.GraphModule):
+class _AnsweringForOrigin(type):
+    """The class of a captured model has the methods of the user's class: ``type(model).method`` finds them."""
+
+    def __getattr__(cls, name: str) -> Any:
+        origin = cls.__dict__.get("_origin")
+        if origin is None or name.startswith("__"):
+            raise AttributeError(f"type object {cls.__name__!r} has no attribute {name!r}")
+        return getattr(origin, name)
+
+
+class CapturedModel(fx.GraphModule, metaclass=_AnsweringForOrigin):
     """A graph over the user's own modules.
 
     Unlike a plain GraphModule it also holds modules the graph does not call (a BatchNorm folded into its
@@ -34,7 +44,8 @@ class CapturedModel(fx.GraphModule):
         # Begun with an empty graph: GraphModule would copy every module it calls, one by one.
         model = cls(root, fx.Graph(), class_name=type(root).__name__)
         model.__dict__["_origin"] = type(root)
-        model.__dict__["_defaults"] = _defaults(root, graph)
+        model.__dict__["_inputs"] = [str(n.target) for n in graph.nodes if n.op == "placeholder"]
+        model.__dict__["_defaults"] = _defaults(root, model.__dict__["_inputs"])
         model.__dict__["_own_children"] = list(root._modules)
         for name, value in root.__dict__.items():
             if name in _STATE or _is_hooks(name):
@@ -46,14 +57,28 @@ class CapturedModel(fx.GraphModule):
             if isinstance(value, Tensor):  # one that forward made, or a plain attribute of the root
                 model.register_buffer(target, value, persistent=False)
         model.graph = graph
-        model._answer_as_container()
+        model._answer_for_origin()
         return model
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the graph; arguments that the example inputs left out may be given only as forward's own defaults."""
-        for name in [n for n in kwargs if n in self.__dict__["_defaults"]]:
-            check_constant(kwargs.pop(name), self.__dict__["_defaults"][name], name)
+        defaults, inputs = self.__dict__["_defaults"], self.__dict__["_inputs"]
+        for name in [n for n in kwargs if n not in inputs]:
+            if name not in defaults:
+                raise TypeError(
+                    f"forward() got an unexpected keyword argument {name!r}: the model was captured with the inputs "
+                    f"{', '.join(inputs)}; what is to be an input must be among the example inputs"
+                )
+            check_constant(kwargs.pop(name), defaults[name], name)
         return super().__call__(*args, **kwargs)
+
+    def recompile(self) -> Any:
+        """Write forward anew from the graph; asked for its signature, it gives that of the user's forward."""
+        code = super().recompile()
+        origin = self.__dict__.get("_origin")
+        if origin is not None:
+            type(self).forward.__signature__ = inspect.signature(origin.forward)  # pyrefly: ignore
+        return code
 
     @property
     def __class__(self) -> type:  # pyrefly: ignore
@@ -74,11 +99,13 @@ class CapturedModel(fx.GraphModule):
         for name, value in self.__dict__.items():
             if name in _STATE or _is_hooks(name) or name not in copied.__dict__:
                 copied.__dict__[name] = copy.deepcopy(value, memo)
-        copied._answer_as_container()
+        copied._answer_for_origin()
         return copied
 
-    def _answer_as_container(self) -> None:
+    def _answer_for_origin(self) -> None:
         """Let ``len(model)``, ``model[0]`` and loops work where the user's class has them; each model has its class."""
+        type(self)._origin = self.__dict__["_origin"]
+        type(self).forward.__signature__ = inspect.signature(self.__dict__["_origin"].forward)  # pyrefly: ignore
         for name in _CONTAINER:
             method = inspect.getattr_static(self.__dict__["_origin"], name, None)
             if method is not None:
@@ -98,8 +125,7 @@ def _seen_as_before(method: Callable[..., Any]) -> Callable[..., Any]:
     return answer
 
 
-def _defaults(root: nn.Module, graph: fx.Graph) -> dict[str, Any]:
+def _defaults(root: nn.Module, inputs: list[str]) -> dict[str, Any]:
     """The arguments of forward that are no inputs of the graph, with their defaults."""
-    taken = {str(n.target) for n in graph.nodes if n.op == "placeholder"}
     parameters = inspect.signature(root.forward).parameters.values()
-    return {p.name: p.default for p in parameters if p.default is not p.empty and p.name not in taken}
+    return {p.name: p.default for p in parameters if p.default is not p.empty and p.name not in inputs}
