@@ -1,6 +1,6 @@
 """Calibrate: let every quantizer of a prepared model see data, then fix its range."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -22,7 +22,8 @@ def calibrate(model: nn.Module, batches: Iterable[Any], *, progress: bool | None
     Args:
         model: what ``prepare`` returned.
         batches: any iterable of tensors, tuples of arguments or dicts of keyword arguments. A tuple may be
-            longer than the model's inputs, as the (images, labels) of a data loader is: the rest is left out.
+            longer than the model's inputs, as the (images, labels) of a data loader is: the rest is left out. A single
+            tensor or dict is one batch.
         progress: show a progress bar; by default only on a terminal.
 
     Returns:
@@ -58,6 +59,17 @@ def calibrate(model: nn.Module, batches: Iterable[Any], *, progress: bool | None
     return model
 
 
+def as_batches(batches: Iterable[Any]) -> Iterable[Any]:
+    """The data as several batches: a single tensor or dict, which could be iterated too, is one."""
+    if isinstance(batches, torch.Tensor | Mapping):
+        return [batches]
+    if not isinstance(batches, Iterable) or isinstance(batches, str):
+        raise CalibrationError(
+            f"the data must be batches to iterate over, such as a list or a DataLoader, not {batches!r}"
+        )
+    return batches
+
+
 def as_inputs(batch: Any, count: int) -> Inputs:  # noqa: ANN401
     """Read a batch as a call, leaving out what a data loader adds after the ``count`` inputs of the model."""
     inputs = Inputs.of(batch)
@@ -81,7 +93,7 @@ def _observe(
     for quantizer in seeing.values():
         quantizer.observe()
     number = 0
-    for number, batch in enumerate(track(batches, "calibrating", show=progress), start=1):
+    for number, batch in enumerate(track(as_batches(batches), "calibrating", show=progress), start=1):
         inputs = as_inputs(batch, count)
         try:
             model(*inputs.args, **inputs.kwargs)

@@ -10,7 +10,7 @@ from torch import nn
 from bitwright.analyze.rows import rows_of
 from bitwright.analyze.stats import LayerStats
 from bitwright.analyze.watch import Record, unchanged, watched
-from bitwright.calibrate import as_inputs
+from bitwright.calibrate import as_batches, as_inputs
 from bitwright.errors import CalibrationError
 from bitwright.graph import Inputs
 from bitwright.prepare import ledger_of
@@ -45,7 +45,7 @@ def analyze(model: nn.Module, batches: Iterable[Any], *, progress: bool | None =
     with torch.no_grad(), torch.random.fork_rng(devices=[]), unchanged(model), watched(model, rows, record):
         for row in rows:
             row.measure_weight()
-        for number, batch in enumerate(track(batches, "analyzing", show=progress), start=1):
+        for number, batch in enumerate(track(as_batches(batches), "analyzing", show=progress), start=1):
             inputs, state = as_inputs(batch, count), torch.get_rng_state()
             record.clear()
             for record.quantized in (False, True):

@@ -9,6 +9,7 @@ from bitwright.errors import ExportError
 from bitwright.nn.bias import round_bias
 from bitwright.nn.functional import QuantFunction
 from bitwright.numerics import dequantize, quantize_dequantize
+from bitwright.numerics.fp8 import fp8_quantize_dequantize
 from bitwright.numerics.pooling import global_average_pool
 from bitwright.quantizer import Phase, TensorQuantizer
 
@@ -48,6 +49,8 @@ class DeployedQuantizer(nn.Module):
         """Quantize and dequantize."""
         if not self.active:
             return x
+        if self.spec.format.floating:
+            return fp8_quantize_dequantize(x, self.scale, self.spec.format.name, self.axis, self.group)
         limits = (self.spec.qmin, self.spec.qmax)
         return quantize_dequantize(x, self.scale, self.zero_point, *limits, self.axis, self.group)
 
@@ -157,7 +160,7 @@ class DeployedFunction(nn.Module):
 
 
 def _check_uniform(quantizer: TensorQuantizer) -> None:
-    if not quantizer.method.uniform:
+    if not quantizer.method.uniform and not quantizer.spec.format.floating:
         raise ExportError(
             f"the method {quantizer.method_name!r} of the {quantizer.label or 'tensor'} has no uniform grid, and "
             "ONNX knows no other; train with it, then export with a uniform method"

@@ -7,8 +7,9 @@ import onnx_ir as ir
 import torch
 from onnxscript import opset21
 
+import bitwright.numerics.fp8
 import bitwright.numerics.pooling
-import bitwright.numerics.qdq  # noqa: F401  (the two define the operators)
+import bitwright.numerics.qdq  # noqa: F401  (the three define the operators)
 
 op: Any = opset21  # its operators are typed for constants, here they take values of the graph
 
@@ -21,6 +22,7 @@ _TYPES = {
     (0, 65535): ir.DataType.UINT16,
     (-32768, 32767): ir.DataType.INT16,
 }
+_FP8_TYPES = {"e4m3": ir.DataType.FLOAT8E4M3FN, "e5m2": ir.DataType.FLOAT8E5M2}
 
 
 def storage_type(qmin: int, qmax: int) -> tuple[ir.DataType, bool]:
@@ -54,9 +56,22 @@ def quantize_dequantize(
 
 def dequantize(q: Any, scale: Any, zero_point: Any, axis: int | None = None, group: int | None = None) -> Any:  # noqa: ANN401
     """Dequantize a stored constant. Weights name their zero point (0), which onnxruntime needs for its integer Gemm."""
-    if q.dtype == ir.DataType.INT32:
+    if q.dtype == ir.DataType.INT32 or q.dtype in _FP8_TYPES.values():
         return op.DequantizeLinear(q, scale, **_places(axis, group))
     return op.DequantizeLinear(q, scale, op.Cast(zero_point, to=q.dtype), **_places(axis, group))
+
+
+def fp8_quantize_dequantize(
+    x: Any,  # noqa: ANN401
+    scale: Any,  # noqa: ANN401
+    form: str,
+    axis: int | None = None,
+    group: int | None = None,
+) -> Any:  # noqa: ANN401
+    """Round to fp8 and back; what is beyond the range saturates."""
+    places = _places(axis, group)
+    q = op.QuantizeLinear(x, scale, output_dtype=_FP8_TYPES[form], saturate=1, **places)
+    return op.DequantizeLinear(q, scale, **places)
 
 
 def global_average_pool(x: Any) -> Any:  # noqa: ANN401
@@ -74,5 +89,6 @@ def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
     return {
         torch.ops.bitwright.quantize_dequantize.default: quantize_dequantize,
         torch.ops.bitwright.dequantize.default: dequantize,
+        torch.ops.bitwright.fp8_quantize_dequantize.default: fp8_quantize_dequantize,
         torch.ops.bitwright.global_average_pool.default: global_average_pool,
     }

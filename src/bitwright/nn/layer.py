@@ -90,7 +90,7 @@ class QuantLayer(QuantMixin):
         if not (source.calibrated and self.weight_quantizer.calibrated):
             return None  # ranges are found on the fly: the bias stays float
         scale, step = self.weight_quantizer.qparams()[0].detach(), source.qparams()[0].detach()
-        if step.ndim or scale.ndim > 1 or source.spec.bits > 8:
+        if step.ndim or scale.ndim > 1 or source.spec.bits > 8 or source.spec.format.floating:
             return None
         return step * self.spread(scale)
 

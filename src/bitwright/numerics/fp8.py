@@ -1,8 +1,10 @@
 """Numbers of eight bits with an exponent: E4M3 (up to 448) and E5M2 (up to 57344).
 
-    y = fp8(clamp(x * scale, -top, top)) / scale,   scale = top / amax
+By scale, as ONNX does:              y = fp8(clamp(x / scale, -top, top)) * scale
+By amax, as pytorch-quantization did:  y = fp8(clamp(x * k, -top, top)) / k,   k = top / amax
 
-Values beyond the range saturate, values below 2 ** -24 become zero. The gradient passes where ``|x| <= amax``.
+Values beyond the range saturate; by amax, values below 2 ** -24 become zero. The gradient passes where ``|x|`` is at
+most ``top * scale``, or amax.
 """
 
 from dataclasses import dataclass
@@ -13,6 +15,8 @@ from torch import Tensor
 from torch.autograd import Function
 
 from bitwright.numerics.amax import SMALLEST_AMAX, check_amax, inside, multiplier, wide
+from bitwright.numerics.operator import WHERE, define_operator
+from bitwright.numerics.views import broadcast
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,22 @@ BY_NAME = {"e4m3": E4M3, "e5m2": E5M2}
 def to_fp8(x: Tensor, kind: Fp8) -> Tensor:
     """The nearest numbers of the format, ties to even; what is beyond saturates and NaN stays NaN."""
     return wide(x).clamp(-kind.top, kind.top).to(kind.dtype)
+
+
+def _by_scale(x: Tensor, scale: Tensor, form: str, axis: int | None = None, group: int | None = None) -> Tensor:
+    s = broadcast(scale, x, axis, group).to(wide(x).dtype)
+    return (to_fp8(wide(x) / s, BY_NAME[form]).to(s.dtype) * s).to(x.dtype)
+
+
+def _by_scale_backward(
+    grad: Tensor, x: Tensor, scale: Tensor, form: str, axis: int | None = None, group: int | None = None
+) -> list[Tensor]:
+    return [inside(grad, x, broadcast(scale, x, axis, group) * BY_NAME[form].top)]
+
+
+fp8_quantize_dequantize = define_operator(
+    "fp8_quantize_dequantize", f"Tensor scale, str form, {WHERE}", _by_scale, _by_scale_backward, learned=0
+)
 
 
 class _FakeFp8(Function):

@@ -92,6 +92,8 @@ def _dequantize(
     q: Tensor, scale: Tensor, zero_point: Tensor, axis: int | None = None, group: int | None = None
 ) -> Tensor:
     s, z = (broadcast(p, q, axis, group) for p in (scale, zero_point))
+    if q.is_floating_point():  # fp8, which has no zero point
+        return q.to(scale.dtype) * s
     # Subtract in integers: an int32 bias does not fit the 24 bits of a float32 mantissa twice.
     return (q.to(torch.int64) - z.to(torch.int64)).to(scale.dtype) * s
 

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from bitwright.methods import Method, register_method
-from bitwright.numerics.fp8 import BY_NAME, fake_fp8_by_amax, to_fp8
+from bitwright.numerics.fp8 import BY_NAME, fp8_quantize_dequantize, to_fp8
 from bitwright.numerics.views import broadcast
 
 
@@ -15,8 +15,7 @@ class Fp8FakeQuantize(Method):
 
     def forward(self, x: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor:
         """Round to fp8 and back."""
-        kind = BY_NAME[self.spec.format.name]
-        return fake_fp8_by_amax(x, broadcast(scale, x, self.axis, self.group) * kind.top, kind)
+        return fp8_quantize_dequantize(x, scale, self.spec.format.name, self.axis, self.group)
 
     def integers(self, x: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor:
         """The fp8 numbers that ``x`` is stored as."""

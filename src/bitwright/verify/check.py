@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from bitwright.calibrate import as_inputs
+from bitwright.calibrate import as_batches, as_inputs
 from bitwright.errors import ConfigError, UnknownNameError, VerifyError, require, suggest
 from bitwright.graph import CapturedModel, Inputs
 from bitwright.graph.inputs import bind_inputs
@@ -108,7 +108,7 @@ def verify(
     file = Path(path)
     loaded = onnx_file.load(file)
     count = len(ledger.example.args)
-    data = [as_inputs(b, count) for b in itertools.islice(batches, _MOST_BATCHES)]
+    data = [as_inputs(b, count) for b in itertools.islice(as_batches(batches), _MOST_BATCHES)]
     if not data:
         raise VerifyError("the data to verify with is empty: it gave no batch")
     twin = onnx_file.float_twin(loaded)

@@ -31,8 +31,8 @@ class TensorTally:
             _Follower(model, integers, self).run(*named.values())
 
     def add(self, name: str, ours: torch.Tensor, theirs: torch.Tensor) -> None:
-        """Compare the integers of one tensor."""
-        gap = (ours.to(torch.int32) - theirs.to(torch.int32)).abs()
+        """Compare the integers, or fp8 numbers, of one tensor."""
+        gap = (_steps(ours) - _steps(theirs)).abs()
         check = self.checks.setdefault(name, TensorCheck(name, 0, 0.0, 0.0, 0))
         count = gap.numel()
         if not count:
@@ -42,6 +42,14 @@ class TensorTally:
         check.mean += (float(gap.double().mean()) - check.mean) * count / total
         check.equal += (float((gap == 0).double().mean()) - check.equal) * count / total
         check.values = total
+
+
+def _steps(stored: torch.Tensor) -> torch.Tensor:
+    """Integers as they are; of fp8 the place among the numbers of the format, so that neighbours differ by one."""
+    if not stored.is_floating_point():
+        return stored.to(torch.int32)
+    bits = stored.view(torch.uint8).to(torch.int32)
+    return torch.where(bits >= 128, 128 - bits, bits)
 
 
 class _Follower(fx.Interpreter):
@@ -57,8 +65,10 @@ class _Follower(fx.Interpreter):
             return super().run_node(n)
         args, _ = self.fetch_args_kwargs_from_env(n)
         ours = quantizer.integers(args[0])
-        theirs = torch.from_numpy(found.copy()).to(ours.device)
-        if quantizer.spec.format.signed and not theirs.dtype.is_signed:  # written unsigned, shifted by half the range
+        theirs = torch.from_numpy(np.array(found.view(np.uint8) if ours.is_floating_point() else found)).to(ours.device)
+        if ours.is_floating_point():
+            theirs = theirs.view(ours.dtype)
+        elif quantizer.spec.format.signed and not theirs.dtype.is_signed:  # written unsigned, shifted by half the range
             theirs = theirs.to(torch.int32) - 128
         self.tally.add(n.name.removesuffix("_quantized"), ours, theirs)
         method = quantizer.method

@@ -35,6 +35,13 @@ def load(path: Path) -> onnx.ModelProto:
         raise VerifyError(f"{str(path)!r} is not an ONNX file: {error}") from error
 
 
+def has_fp8(model: onnx.ModelProto) -> bool:
+    """Whether a file has tensors in fp8."""
+    return any(
+        _quantizes_to(n) in (onnx.TensorProto.FLOAT8E4M3FN, onnx.TensorProto.FLOAT8E5M2) for n in model.graph.node
+    )
+
+
 def operators(model: onnx.ModelProto) -> list[FileOperator]:
     """Convolutions, linear layers, matrix products and additions of two computed tensors."""
     constant = _constants(model)
@@ -68,8 +75,14 @@ def _constants(model: onnx.ModelProto) -> set[str]:
 
 
 def quantized_tensors(model: onnx.ModelProto) -> list[str]:
-    """The integer tensors that QuantizeLinear makes while the file runs."""
-    return [n.output[0] for n in model.graph.node if n.op_type == "QuantizeLinear"]
+    """The tensors that QuantizeLinear makes while the file runs, but for e5m2: numpy has no such type."""
+    made = (n for n in model.graph.node if n.op_type == "QuantizeLinear")
+    return [n.output[0] for n in made if _quantizes_to(n) != onnx.TensorProto.FLOAT8E5M2]
+
+
+def _quantizes_to(node: onnx.NodeProto) -> int | None:
+    """The type that a QuantizeLinear names, where it has no zero point to tell by."""
+    return next((a.i for a in node.attribute if a.name == "output_dtype"), None)
 
 
 def integer_weights(model: onnx.ModelProto) -> list[np.ndarray]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from bitwright.errors import VerifyError
+from bitwright.verify import onnx_file
 from bitwright.verify.runtime import Arrays, Runtime, Session, register_runtime
 
 if TYPE_CHECKING:
@@ -81,6 +82,8 @@ class OnnxRuntime(Runtime):
     def _load(self, model: "onnx.ModelProto", options: Any) -> Any:  # noqa: ANN401
         import onnxruntime
 
+        if onnx_file.has_fp8(model):  # it would make integer operators of them, and then refuse its own work
+            options.add_session_config_entry("session.disable_quant_qdq", "1")
         try:
             return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
         except Exception as error:
