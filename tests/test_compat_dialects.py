@@ -164,6 +164,7 @@ def test_quantransformers_layers_as_rules(model):
     assert [rule.to_data() for rule in recipe.rules] == [
         {
             "match": "type:Conv2d",
+            "optional": True,
             "weight": {
                 "spec": "int3 symmetric tensor",
                 "observer": "LSQPlusObserver",
@@ -179,6 +180,7 @@ def test_quantransformers_layers_as_rules(model):
         },
         {
             "match": "type:Linear",
+            "optional": True,
             "weight": {
                 "spec": "int4 symmetric tensor",
                 "observer": "MinMaxObserver",

@@ -6,6 +6,8 @@ import operator
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 import bitwright as bw
@@ -27,6 +29,7 @@ from bitwright.errors import CalibrationError, ConfigError, UnknownNameError
 from bitwright.nn.conv import QuantConv2d
 from bitwright.prepare import ledger_of
 from bitwright.quantizer import Phase, quantizers
+from bitwright.recipe import Recipe
 
 SEED = {
     "extra_qconfig_dict": {
@@ -187,6 +190,31 @@ def test_the_seeds_config_as_printed(model, x, lazy):
     assert made.fc.weight.grad is not None
 
 
+def test_scales_per_channel_where_a_tensor_has_no_channels(x):
+    class Shifted(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(3, 8, 3)
+            self.shift = nn.Parameter(torch.randn(6))
+
+        def forward(self, x):
+            return self.conv(x) + (self.shift + 1.0)
+
+    model = Shifted()
+    made = calibrated(
+        prepare_by_platform(
+            model,
+            "Academic",
+            SEED | {"preserve_attr": {}, "extra_quantizer_dict": {"additional_function_type": [operator.add]}},
+        ),
+        x,
+    )
+    found = {n.rpartition(".")[2]: str(q.spec) for n, q in quantizers(made).items()}
+    assert found["x"] == "uint8 affine channel:1"
+    assert found["shift"] == "uint8 affine tensor"
+    assert torch.allclose(made(x), model(x), atol=0.1)
+
+
 def test_all_members_of_backend_type(model, x):
     assert list(BackendType.__members__) == [
         *("Academic", "Tensorrt", "SNPE", "PPLW8A16", "NNIE", "Vitis", "ONNX_QNN", "PPLCUDA", "OPENVINO"),
@@ -276,6 +304,22 @@ def test_schemes(model, x, scheme, spec):
     recipe, _ = to_recipe({"extra_qconfig_dict": {"w_qscheme": scheme, "a_qscheme": scheme}})
     assert str(recipe.weight.spec) == spec.format(axis=0)
     assert str(recipe.activation.spec) == spec.format(axis=1)
+
+
+@given(st.integers(2, 16), st.booleans(), st.booleans(), st.booleans(), st.booleans())
+def test_schemes_have_mqbenchs_ranges(bit, symmetry, per_channel, pot_scale, symmetric_range):
+    scheme = {"bit": bit, "symmetry": symmetry, "per_channel": per_channel, "pot_scale": pot_scale}
+    scheme["symmetric_range"] = symmetric_range and symmetry
+    recipe, notes = to_recipe({"extra_qconfig_dict": {"w_qscheme": scheme, "a_qscheme": scheme}})
+    for spec in (recipe.weight.spec, recipe.activation.spec):
+        low = -(2 ** (bit - 1)) + scheme["symmetric_range"] if symmetry else 0
+        assert (spec.qmin, spec.qmax) == (low, low + 2**bit - 1 - scheme["symmetric_range"])
+        assert (spec.symmetric, spec.power_of_two) == (symmetry, pot_scale)
+    assert (recipe.weight.spec.param_shape((5, 6, 7)), recipe.activation.spec.param_shape((5, 6, 7))) == (
+        ((5,), (6,)) if per_channel else ((), ())
+    )
+    assert Recipe.parse(recipe.to_yaml()) == recipe
+    assert notes == []
 
 
 def test_what_is_quantized_besides_and_what_is_not(model, x):
@@ -695,6 +739,16 @@ def test_more_refusals(model, x):
         enable_calibration(model)
     with pytest.raises(ConfigError, match=r"custom_tracer must be an fx.Tracer with is_leaf_module, not 3"):
         prepare_by_platform(model, "Tensorrt", custom_tracer=3)
+
+
+def test_what_needs_the_graph_says_that_the_model_waits_for_it(model, x):
+    waiting = prepare_by_platform(model, "Tensorrt")
+    with pytest.raises(
+        ConfigError, match=r"this Net is prepared when it is first called: run it once, or give example_"
+    ):
+        bw.calibrate(waiting, [x])
+    waiting(x)
+    assert torch.equal(bw.calibrate(waiting, [x])(x), bw.calibrate(bw.prepare(model, x, "tensorrt"), [x])(x))
 
 
 def test_a_refused_first_call_can_be_made_again(model, x):

@@ -506,3 +506,12 @@ def test_a_model_that_is_no_graph_cannot_be_run_node_by_node(x):
     qmodel(x)
     with pytest.raises(ConfigError, match=r"Asks runs as it is written, not as one graph"):
         qmodel.calc_qparams(asym=True)
+
+
+def test_names_under_the_old_root():
+    from bitwright.compat.sparsebit import quantization
+    from bitwright.compat.sparsebit.quantization import converters, modules
+
+    assert (quantization.QuantModel, quantization.parse_qconfig) == (QuantModel, parse_qconfig)
+    assert modules.register_qmodule is bw.nn.register_qmodule
+    assert converters.MatcherNode is bw.MatcherNode

@@ -14,9 +14,9 @@ import torch
 from torch import fx, nn
 
 from bitwright.graph import Inputs
+from bitwright.prepare.ledger import WAITING
 
 Finish = Callable[[nn.Module, Inputs], nn.Module]
-_PLAN = "bitwright_plan"
 
 
 @dataclass
@@ -39,7 +39,7 @@ def postpone(model: nn.Module, finish: Finish) -> nn.Module:
     """A copy of ``model`` that becomes what ``finish(model, inputs)`` makes of it, once it is called."""
     waiting = copy.deepcopy(model)
     origin = type(waiting)
-    waiting.__dict__[_PLAN] = _Plan(finish, origin)
+    waiting.__dict__[WAITING] = _Plan(finish, origin)
     waiting.__class__ = type(origin.__name__, (_Pending, origin), {"__module__": origin.__module__})
     return waiting
 
@@ -52,20 +52,20 @@ def is_pending(model: nn.Module) -> bool:
 def when_prepared(model: nn.Module, action: Callable[[nn.Module], None]) -> None:
     """Do something with a prepared model: now, or as soon as it is prepared."""
     if is_pending(model):
-        model.__dict__[_PLAN].then.append(action)
+        model.__dict__[WAITING].then.append(action)
     else:
         action(model)
 
 
 def complete(model: nn.Module, inputs: Inputs) -> None:
     """Prepare a waiting model in place; if that is refused, it goes on waiting."""
-    plan, waiting = model.__dict__.pop(_PLAN), type(model)
+    plan, waiting = model.__dict__.pop(WAITING), type(model)
     model.__class__ = plan.origin
     try:
         made = plan.finish(model, inputs)
     except BaseException:
         model.__class__ = waiting
-        model.__dict__[_PLAN] = plan
+        model.__dict__[WAITING] = plan
         raise
     _take_parameters(made, model)
     model.__dict__.clear()

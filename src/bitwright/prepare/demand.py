@@ -12,6 +12,7 @@ from bitwright.prepare.ledger import Verdict
 from bitwright.prepare.swap import put_submodule
 from bitwright.quantizer import TensorQuantizer
 from bitwright.recipe import TensorRecipe
+from bitwright.spec import PerTensor, QuantSpec
 
 QUANTIZERS = "activation_quantizers"
 Key = tuple[fx.Node, str]  # a tensor, and how it is quantized
@@ -155,7 +156,7 @@ class Demand:
                     names[root] = f"{QUANTIZERS}.{_name(key, users, first=key == self.of_tensor[tensor][0])}"
                     label = f"{prefix}.{node_name(tensor)}" if prefix else node_name(tensor)
                     recipe = self.requests[root].recipe
-                    put_submodule(model, names[root], build(recipe, needed_spec(recipe), f"output of {label}"))
+                    put_submodule(model, names[root], build(recipe, _fitting(recipe, tensor), f"output of {label}"))
                 with model.graph.inserting_after(tensor):
                     suffix = names[root].rpartition(".")[2].removeprefix(tensor.name) if root == key else ""
                     name = f"{tensor.name}{suffix}_quantized"
@@ -185,3 +186,12 @@ def _text(recipe: TensorRecipe) -> str:
 
 def _name(key: Key, users: list[fx.Node], *, first: bool) -> str:
     return key[0].name if first or not users else f"{key[0].name}_for_{users[0].name}"
+
+
+def _fitting(recipe: TensorRecipe, tensor: fx.Node) -> QuantSpec:
+    """The spec asked for, with one scale for a tensor that has no such axis."""
+    spec, info = needed_spec(recipe), tensor.meta.get("tensor")
+    axis = getattr(spec.granularity, "axis", None)
+    if axis is None or info is None or -len(info.shape) <= axis < len(info.shape):
+        return spec
+    return spec.with_(granularity=PerTensor())

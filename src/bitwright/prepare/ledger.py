@@ -13,6 +13,8 @@ from bitwright.graph.guards import Decision
 from bitwright.graph.sketch import Spot
 from bitwright.recipe import Recipe
 
+WAITING = "bitwright_waits"  # in the __dict__ of a model that will be prepared when it is first called
+
 
 class Verdict(Enum):
     """How an operator will compute."""
@@ -81,6 +83,11 @@ def is_prepared(model: object) -> bool:
 
 def ledger_of(model: nn.Module) -> Ledger:
     """The ledger of a prepared model."""
+    if WAITING in getattr(model, "__dict__", {}):
+        raise ConfigError(
+            f"this {type(model).__name__} is prepared when it is first called: run it once, or give example_inputs "
+            "to what has prepared it"
+        )
     if not is_prepared(model):
         raise ConfigError(f"this {type(model).__name__} was not made by bitwright.prepare")
     return model.__dict__["bitwright_ledger"]

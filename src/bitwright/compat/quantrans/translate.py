@@ -44,7 +44,7 @@ def _rule(match: str, args: Mapping[str, Any], notes: list[str]) -> Rule:
     cls = wish if isinstance(wish, type) else QUANLAYERS.get(wish)
     if not issubclass(cls, QATLayer):
         notes.append(f"{match}: {cls.__name__} is your own code; the recipe leaves these layers float")
-        return Rule(match=match, skip=True)
+        return Rule(match=match, skip=True, optional=":" in match)
     options, _ = cls._split({key: value for key, value in args.items() if key != "type"})
     bits = [8 if wanted == FLOAT_BITS else wanted for wanted in (options.num_bit_w, options.num_bit_a)]
     known = replace(options, num_bit_w=bits[0], num_bit_a=bits[1])
@@ -53,10 +53,10 @@ def _rule(match: str, args: Mapping[str, Any], notes: list[str]) -> Rule:
         notes.append(f"{match}: {cls.__name__} finds the range of the weight anew in each training step")
     quantized = [options.num_bit_w != FLOAT_BITS, options.num_bit_a != FLOAT_BITS and options.quant_activation]
     if not options.bSetQ or not any(quantized):
-        return Rule(match=match, skip=True)
+        return Rule(match=match, skip=True, optional=":" in match)
     tensors = [_tensor(weight, options.q_mode), _tensor(activation, Qmodes.layer_wise)]
     made = [t if on else TensorRecipe(spec="float") for t, on in zip(tensors, quantized, strict=True)]  # pyrefly: ignore
-    return Rule(match=match, weight=made[0], input=made[1])
+    return Rule(match=match, weight=made[0], input=made[1], optional=":" in match)
 
 
 def _tensor(plan: Plan, q_mode: Qmodes) -> TensorRecipe:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from bitwright.backends import BACKENDS
+from bitwright.backends import Backend, find_backend
 from bitwright.compat.keys import flag, items
 from bitwright.compat.sparsebit.defaults import SCHEDULE
 from bitwright.compat.sparsebit.quant_config import parse_qconfig
@@ -19,16 +19,12 @@ def to_recipe(config: str | Path | Mapping[str, Any]) -> tuple[Recipe, list[str]
     cfg = parse_qconfig(config)
     if not isinstance(cfg.BACKEND, str):
         raise ConfigError(f"BACKEND is the name of a target, not {cfg.BACKEND!r}")
-    backend = BACKENDS.get(cfg.BACKEND.lower())
+    backend = find_backend(cfg.BACKEND)
     switches = {name: flag(f"SCHEDULE.{name}", value) for name, value in cfg.SCHEDULE.items()}
     schedules = {name.lower(): on for name, on in switches.items() if name not in SCHEDULE}
     if not switches["FUSE_BN"]:
         schedules["fold_batchnorm"] = False
-    rules = read_specific(cfg.W, cfg.A)
-    quantizes_sums = flag("A.QADD.ENABLE_QUANT", cfg.A.QADD.ENABLE_QUANT)
-    if quantizes_sums != ("add" in backend.integer):
-        how = {"force": True} if quantizes_sums else {"skip": True}
-        rules = [Rule(match="op:add", optional=True, **how), *rules]  # pyrefly: ignore
+    rules = [*_arithmetic(cfg, backend), *read_specific(cfg.W, cfg.A)]
     recipe = Recipe(
         backend=backend.name,
         weight=read_tensor("W", cfg.W),
@@ -38,6 +34,16 @@ def to_recipe(config: str | Path | Mapping[str, Any]) -> tuple[Recipe, list[str]
         leaves=tuple(str(name) for name in items("SKIP_TRACE_MODULES", cfg.SKIP_TRACE_MODULES)),
     )
     return recipe, _notes(cfg, switches)
+
+
+def _arithmetic(cfg: Any, backend: Backend) -> list[Rule]:
+    """What Sparsebit quantizes of arithmetic: sums if told to; in simulation, no difference, product or quotient."""
+    quantizes_sums = flag("A.QADD.ENABLE_QUANT", cfg.A.QADD.ENABLE_QUANT)
+    left = [name for name in ("sub", "mul", "div") if backend.name == "virtual" and name in backend.integer]
+    rules = [Rule(match=f"op:{name}", skip=True, optional=True) for name in left]
+    if quantizes_sums == ("add" in backend.integer):
+        return rules
+    return [*rules, Rule(match="op:add", optional=True, force=quantizes_sums, skip=not quantizes_sums)]
 
 
 def _notes(cfg: Any, switches: Mapping[str, bool]) -> list[str]:

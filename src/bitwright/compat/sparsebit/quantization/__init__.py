@@ -1,0 +1,6 @@
+"""Sparsebit's quantization package: ``QuantModel`` and ``parse_qconfig``, and how users add to it."""
+
+from bitwright.compat.sparsebit.quant_config import parse_qconfig
+from bitwright.compat.sparsebit.quant_model import QuantModel
+
+__all__ = ["QuantModel", "parse_qconfig"]
