@@ -1,5 +1,6 @@
 """Observer: sees tensors, keeps O(channels) state and never the tensors, answers scale and zero point."""
 
+import inspect
 from abc import ABC, abstractmethod
 from typing import Any, Self
 
@@ -100,8 +101,23 @@ def min_max(x: Tensor, spec: QuantSpec) -> tuple[Tensor, Tensor]:
 
 
 def check_same_kind(one: Observer, other: Observer) -> None:
-    """Raise unless two observers can be merged."""
+    """Raise unless two observers can be merged: the same class, spec and options."""
     if type(one) is not type(other) or one.spec != other.spec:
         raise ConfigError(
             f"cannot merge {type(other).__name__} of '{other.spec}' into {type(one).__name__} of '{one.spec}'"
         )
+    mine, theirs = _options(one), _options(other)
+    for name, value in mine.items():
+        if theirs[name] != value:
+            raise ConfigError(
+                f"cannot merge {type(one).__name__} with {name}={theirs[name]!r} into one with {name}={value!r}: "
+                "observers of the same data have the same options"
+            )
+
+
+def _options(observer: Observer) -> dict[str, Any]:
+    """The options an observer was made with, those left out included."""
+    args, options = observer._given
+    given = inspect.signature(type(observer)).bind(*args, **options)
+    given.apply_defaults()
+    return given.arguments

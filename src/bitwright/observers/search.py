@@ -14,13 +14,15 @@ from bitwright.errors import ConfigError
 from bitwright.numerics import scale_and_zero_point
 from bitwright.observers.samples import Samples, error, split_ends
 from bitwright.observers.search_few import FEW, search_few
+from bitwright.observers.search_kept import search_kept
 from bitwright.observers.streaming import StreamingHistogram
 from bitwright.observers.tables import shared_errors
 from bitwright.spec import PerTensor, QuantSpec
 
-AT_ONCE = 1 << 19  # values or bins per group of channels
+AT_ONCE = 1 << 21  # values or bins per group of channels
 COARSE, STEPS = 0.9, 60  # the first scan: 1, 0.9, 0.81, … of the histogram's span
 FINE, AROUND = 32, 32  # parts of a coarse step, and how many to try on either side of its best
+VERY_FEW = 48  # values per channel, of which each counts too much to be taken from a table
 JUDGED = 1 << 15  # values times candidates, when kept values judge
 MANY = 1024  # values per channel, for which it makes no difference where in a bin each of them lies
 BINS_PER_STEP = 64  # with fewer, where a value lies in its bin makes a difference
@@ -41,7 +43,9 @@ def least_error_range(histogram: StreamingHistogram, spec: QuantSpec, p: float) 
     parts = []
     for part in histogram.split(max(1, AT_ONCE // size)):
         values = part.exact()
-        if values is not None and values.shape[1] <= FEW:
+        if values is not None and spec.symmetric and values.shape[1] > VERY_FEW:
+            parts.append(search_kept(values, *part.range(), spec, p))
+        elif values is not None and values.shape[1] <= FEW:
             parts.append(search_few(values, spec, p))
         else:
             parts.append((_symmetric if spec.symmetric else _affine)(part, spec, p))

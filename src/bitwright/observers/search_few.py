@@ -21,7 +21,7 @@ FEW = 256  # values per channel
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)  # of what is cut off, at the low end
 PARTS = 4  # candidates for each step of the grid that the cut grows
 MOST = 160  # ranges to try, before they are shared out
-LOOKS = (8, 2)  # candidates to look closer at, each time in a quarter of the distance
+LOOKS = (8, 2, 2)  # candidates to look closer at, each time in a quarter of the distance
 
 
 def search_few(values: Tensor, spec: QuantSpec, p: float) -> tuple[Tensor, Tensor]:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from bitwright.errors import ConfigError
+from bitwright.observers.order import at_places
 from bitwright.observers.rows import BLOCK, blocks, row_min_max
 
 BINS = 4096
@@ -32,7 +33,6 @@ class StreamingHistogram:
         self.lo: Tensor | None = None  # (channels,)
         self.hi: Tensor | None = None
         self._exact: Tensor | None = None  # (channels, values)
-        self._in_order = False  # whether they are sorted
         self._counts: Tensor | None = None  # (channels, bins)
         self._exponent: Tensor | None = None  # (channels,)
 
@@ -76,12 +76,25 @@ class StreamingHistogram:
         counts, exponent = self._state()
         counts += _coarser(other._counts, exponent - other._exponent)
 
-    def counts(self) -> tuple[Tensor, Tensor]:
-        """Counts (channels, bins) and the width of the bins (channels,); bin j starts at (j - bins/2)·width."""
+    @property
+    def values(self) -> int:
+        """How many values each channel has seen."""
+        return self._exact.shape[1] if self._exact is not None else int(self._state()[0][0].sum())
+
+    def counts(self, bins: int | None = None) -> tuple[Tensor, Tensor]:
+        """Counts (channels, bins) and the width of the bins (channels,); bin j starts at (j - bins/2)·width.
+
+        Args:
+            bins: a power of two that is no more than the histogram has, to join bins to so many.
+        """
+        bins = bins or self.bins
         if self._exact is None:
             counts, exponent = self._state()
-            return counts, torch.exp2(exponent.double())
-        twin = StreamingHistogram(self.bins)
+            joined = self.bins // bins
+            return counts.view(len(counts), bins, joined).sum(2) if joined > 1 else counts, torch.exp2(
+                exponent.double()
+            ) * joined
+        twin = StreamingHistogram(bins)
         twin._widen(*self.range())
         twin._fit()
         twin._count(self._exact.unsqueeze(0))
@@ -116,15 +129,12 @@ class StreamingHistogram:
         """Value that the share ``level`` of each channel's values does not exceed, interpolated within a bin."""
         lo, hi = self.range()
         if self._exact is not None:
-            if not self._in_order:
-                self._exact, self._in_order = self._exact.sort(1).values, True
-            ordered = self._exact
             place = (
-                torch.as_tensor(level, dtype=torch.float64, device=lo.device).expand(len(ordered))
-                * (ordered.shape[1] - 1)
+                torch.as_tensor(level, dtype=torch.float64, device=lo.device).expand(len(lo))
+                * (self._exact.shape[1] - 1)
             ).clamp(0)
             below, above = (
-                ordered.gather(1, v.long().unsqueeze(1)).squeeze(1).double() for v in (place.floor(), place.ceil())
+                at_places(self._exact, torch.stack([place.floor(), place.ceil()], 1).long()).double().unbind(1)
             )
             return (below + (above - below) * (place - place.floor())).to(lo)
         counts, edges = self.edges()
@@ -146,7 +156,7 @@ class StreamingHistogram:
         """
         if self._exact is not None:
             values = self._exact
-            return (values < 0).double().mean(1), (values > 0).double().mean(1)
+            return tuple(v.float().sum(1).double() / values.shape[1] for v in (values < 0, values > 0))  # pyrefly: ignore
         counts, half = self._state()[0], self.bins // 2
         total = counts.sum(1).double()
         zeros = (counts[:, half] - counts[:, half + 1]).clamp(min=0)
@@ -186,7 +196,6 @@ class StreamingHistogram:
 
     def _keep(self, values: Tensor) -> None:
         self._exact = values.clone() if self._exact is None else torch.cat([self._exact, values], 1)
-        self._in_order = False
 
     def _widen(self, lo: Tensor, hi: Tensor) -> None:
         self.lo = lo if self.lo is None else torch.minimum(self.lo, lo)

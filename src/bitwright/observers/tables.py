@@ -13,7 +13,7 @@ from torch import Tensor
 from bitwright.numerics import scale_and_zero_point
 from bitwright.spec import QuantSpec
 
-KEPT = 48  # tables in memory, of about half a megabyte each
+KEPT = 128  # tables in memory, most of them of some hundred kilobytes
 
 
 @lru_cache(maxsize=KEPT)
