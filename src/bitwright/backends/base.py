@@ -55,6 +55,7 @@ class Backend:
         share_inputs: operators all of whose inputs must have one scale, and their result too if it is of their asking.
         ends: bits of the weights and inputs of the first and last layers, if they differ.
         folds_norms: whether BatchNorm is multiplied into the layer before it.
+        folds_scales: whether sums and products with constants, before or after a layer, become part of it.
         integer_bias: whether a bias is rounded to int32, in steps of input scale times weight scale.
         weight_formats: number formats a weight can have; none means any.
         activation_formats: number formats an activation can have; none means any.
@@ -87,6 +88,7 @@ class Backend:
     share_inputs: frozenset[Name] = frozenset()
     ends: int | None = None
     folds_norms: bool = True
+    folds_scales: bool = False
     integer_bias: bool = True
     weight_formats: frozenset[str] = frozenset()
     activation_formats: frozenset[str] = frozenset()
@@ -116,6 +118,13 @@ class Backend:
         if name:
             METHODS.get(name)
         return name
+
+    @property
+    def schedules(self) -> dict[str, bool]:
+        """The schedules that are off for this target unless the recipe names them."""
+        off = [] if self.folds_norms else ["fold_batchnorm"]
+        off += [] if self.folds_scales else ["fold_scale", "fold_before"]
+        return dict.fromkeys(off, False)
 
     @classmethod
     def parse(cls, source: "Mapping[str, Any] | str | Path | Backend") -> "Backend":

@@ -39,6 +39,7 @@ ONNXRUNTIME = register_backend()(
         },
         conditions={"softmax": _is_flat_wrong},
         fused=frozenset({"relu", "relu6", "clamp"}),
+        folds_scales=True,
         reasons={
             "batch_norm": "no convolution or linear layer before it to fold into",
             "hardswish": "onnxruntime has no integer hard-swish",

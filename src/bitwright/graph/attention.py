@@ -12,38 +12,10 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, fx, nn
+from torch import fx
 
 from bitwright.graph.build import NodeBuilder, shape_of
-from bitwright.nn.operators import Operator, define_operator
-
-
-def add_mask(scores: Tensor, mask: Tensor) -> Tensor:
-    """Add a mask to attention scores: a sum that stays float, as a mask holds values like -inf."""
-    return scores + mask
-
-
-class AttentionProduct(nn.Module):
-    """``F.scaled_dot_product_attention`` that drops weights while training, as ``nn.MultiheadAttention`` does."""
-
-    def __init__(self, dropout: float) -> None:
-        super().__init__()
-        self.dropout = dropout
-
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, is_causal: bool) -> Tensor:
-        """Attend."""
-        dropout = self.dropout if self.training else 0.0
-        return F.scaled_dot_product_attention(query, key, value, attn_mask, dropout, is_causal)
-
-    def extra_repr(self) -> str:
-        """Show the dropout."""
-        return f"dropout={self.dropout}"
-
-
-define_operator(Operator("add_mask", (add_mask,)))
-define_operator(
-    Operator("scaled_dot_product_attention", (F.scaled_dot_product_attention, AttentionProduct)), override=True
-)
+from bitwright.nn.attention_parts import add_mask
 
 
 @dataclass

@@ -8,13 +8,15 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
+from bitwright.graph.guards import is_guard
 from bitwright.graph.match.find import is_in_graph
 from bitwright.graph.proxy import IN_PLACE_OPERATORS, set_item
+from bitwright.graph.tracer import store
 
 WRITERS = {*IN_PLACE_OPERATORS, set_item}
 # Functions from here have no effect but their value, as far as they do not write.
 _HOMES = ("torch", "_operator", "operator", "math", "builtins", "bitwright")
-_EFFECTS = (print, input, open, setattr, delattr)
+_EFFECTS = (print, input, open, setattr, delattr, store)
 
 
 def writes(node: fx.Node, model: nn.Module) -> bool:
@@ -57,7 +59,7 @@ def ends_in_one_underscore(name: str) -> bool:
 
 def has_effect(node: fx.Node, model: nn.Module) -> bool:
     """Whether a node is known to do more than give a value, or is where values come in or go out."""
-    if node.op in ("placeholder", "output") or node.kwargs.get("out") is not None:
+    if node.op in ("placeholder", "output") or node.kwargs.get("out") is not None or is_guard(node):
         return True
     return node.target in _EFFECTS or writes(node, model)
 

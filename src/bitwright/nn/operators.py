@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from bitwright.errors import ConfigError
+from bitwright.nn.attention_parts import AttentionProduct, add_mask
 
 Source = type[nn.Module] | Callable[..., Any] | str
 
@@ -184,7 +185,8 @@ _define("sub", py.sub, py.isub, torch.sub, torch.subtract, "sub", "sub_")
 _define("mul", py.mul, py.imul, torch.mul, torch.multiply, "mul", "mul_")
 _define("div", py.truediv, py.itruediv, torch.div, torch.divide, torch.true_divide, "div", "div_")
 _define("matmul", py.matmul, torch.matmul, torch.bmm, torch.mm, "matmul", "bmm", "mm", "__matmul__")
-_define("scaled_dot_product_attention", F.scaled_dot_product_attention)
+_define("scaled_dot_product_attention", F.scaled_dot_product_attention, AttentionProduct)
+_define("add_mask", add_mask)
 _define("cat", torch.cat, torch.concat, torch.concatenate)
 _define("stack", torch.stack, carries=False)
 _define("mean", torch.mean, "mean")

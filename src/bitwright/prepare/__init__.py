@@ -77,9 +77,8 @@ def prepare(
     rerun = runner(captured.model, ledger.example.args, ledger.example.kwargs) if debug else None
     subjects = Subjects(captured.model)
     graphs = _decide_all(captured, wishes, target, ledger, subjects, rerun)
-    switches = wishes.schedules
-    if not target.folds_norms and "fold_batchnorm" not in read_switches(switches):
-        switches = {**switches, "fold_batchnorm": False}
+    named = read_switches(wishes.schedules)
+    switches = {**wishes.schedules, **{name: on for name, on in target.schedules.items() if name not in named}}
     for prefix, decisions in graphs.items():
         region = captured.regions[prefix]
         swap(region, decisions, wishes, target)

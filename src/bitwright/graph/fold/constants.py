@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from bitwright.graph.attention import add_mask
 from bitwright.graph.build import shape_of
 from bitwright.graph.fold.expression import Expression
 from bitwright.graph.model import CapturedModel
+from bitwright.nn.attention_parts import add_mask
 
 ARITHMETIC: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys((operator.add, torch.add, "add", add_mask), torch.add),

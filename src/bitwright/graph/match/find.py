@@ -13,6 +13,7 @@ from typing import Any
 from torch import fx
 
 from bitwright.errors import ScheduleError
+from bitwright.graph.guards import is_guard
 from bitwright.graph.match.index import GraphIndex
 from bitwright.graph.match.node import InputMatchType, MatcherNode
 from bitwright.graph.match.pattern import JointChecker, Pattern
@@ -166,7 +167,7 @@ class _Search:
         nodes = {name: chosen[name] for name in self.pattern.by_name}
         inside = set(nodes.values())
         for name, node in nodes.items():
-            strangers = [u for u in node.users if u not in inside]
+            strangers = [u for u in node.users if u not in inside and not is_guard(u)]
             if strangers and name not in self.pattern.anchors and not self.pattern.by_name[name].outside_users:
                 reasons = (*reasons, f"{call_name(node)} is also read by {', '.join(call_name(u) for u in strangers)}")
         yield Match(nodes, {name: self.index.instance(node) for name, node in nodes.items()}, reasons)

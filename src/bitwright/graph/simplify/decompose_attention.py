@@ -15,10 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
-from bitwright.graph.attention import AttentionProduct, add_mask
 from bitwright.graph.build import NodeBuilder, module_of, replace, shape_of
 from bitwright.graph.model import CapturedModel
 from bitwright.graph.schedule import register_schedule
+from bitwright.nn.attention_parts import AttentionProduct, add_mask
 
 _NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 

@@ -6,10 +6,10 @@ and the same integer. So sums that reach a softmax, over nothing but reshapes an
 
 from torch import fx
 
-from bitwright.graph.attention import add_mask
 from bitwright.graph.build import shape_of
 from bitwright.graph.model import CapturedModel
 from bitwright.graph.schedule import register_schedule
+from bitwright.nn.attention_parts import add_mask
 from bitwright.nn.operators import operator_of
 
 

@@ -16,10 +16,11 @@ from typing import Any
 import torch.nn.functional as F
 from torch import fx, nn
 
-from bitwright.graph.attention import Attention, AttentionBuilder, AttentionProduct
+from bitwright.graph.attention import Attention, AttentionBuilder
 from bitwright.graph.build import NodeBuilder, has_hooks, module_of, replace, shape_of
 from bitwright.graph.model import CapturedModel
 from bitwright.graph.schedule import register_schedule
+from bitwright.nn.attention_parts import AttentionProduct
 
 _ARGUMENTS = (
     *("query", "key", "value", "key_padding_mask", "need_weights", "attn_mask", "average_attn_weights", "is_causal"),
