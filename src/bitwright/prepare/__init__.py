@@ -143,6 +143,8 @@ def _decide_all(
         ledger.notes += _lines(run_stage(region, "simplify", wishes.schedules, check=rerun))
         graphs[prefix] = decide(region, prefix, wishes, target, subjects)
         for decision in graphs[prefix].values():
+            if decision.entry.name in captured.islands:
+                decision.entry.reason = "an island: it runs as written, and its layers are entered on their own"
             ledger.entries.append(decision.entry)
             known.append(decision.subject)
     known += [subjects.of_module(path, _kind(captured.model.get_submodule(path))) for path in captured.loose]
