@@ -199,7 +199,7 @@ def test_entropy(kind, spec, levels):
             counts = np.bincount((row.abs().double() / width).long().numpy(), minlength=bins).astype(np.float64)
             counts[0] = min(counts[0], counts[1])
             used, clip = int(top / width) + 1, max(-float(low), float(high))
-            costs = {i: divergence(counts, i, levels) for i in range(max(levels, bins // 16), used + 1, 3)}
+            costs = {i: divergence(counts, i, levels) for i in range(max(levels, bins // 16), used + 1, 5)}
             picked = divergence(counts, used if clip == top else round(clip / width), levels)
             least = min(costs.values(), default=math.inf)
             assert math.isnan(least) or not least < math.inf or picked <= least + 0.01 * abs(least) + 1e-9

@@ -33,13 +33,14 @@ def search_affine(histogram: StreamingHistogram, spec: QuantSpec, p: float) -> t
     if values is None:
         counts, ends, unit = split_ends(histogram)
         samples = Samples.of_bins(counts, ends, spec, max(2048, ROWS_PER_STEP * levels))
-        widest, step = 2.0, 0.05
+        widest, step, least = 2.0, 0.05, LEAST
     else:
         counts, ends, unit = None, None, width.clamp(min=TINY)
         unit = torch.exp2(unit.log2().ceil()) if spec.power_of_two else unit
         samples = Samples.of_values(values * unit.reciprocal().float().unsqueeze(1), spec)
         widest, step = 1.0, 0.05 if values.shape[1] >= SMOOTH else 0.025
-    tried = pairs(levels, widest, step, spec.power_of_two)
+        least = max(LEAST, 1 - (values.shape[1] ** (1 / p) + 1) / levels)  # as in search_kept.py
+    tried = pairs(levels, (widest, least), step, spec.power_of_two)
     rows = min(1 << max(10, (ROWS_PER_STEP * levels - 1).bit_length()), ROWS if values is not None else histogram.bins)
     scale, below = torch.tensor([(s, -low) for s, low, _ in tried], dtype=torch.float64, device=unit.device).unbind(1)
     parts = [cost_table(p, rows, tried[k : k + COLUMNS]).to(unit.device) for k in range(0, len(tried), COLUMNS)]
@@ -66,10 +67,10 @@ def search_affine(histogram: StreamingHistogram, spec: QuantSpec, p: float) -> t
 
 
 @lru_cache(maxsize=16)
-def pairs(levels: int, widest: float, step: float, power_of_two: bool) -> tuple[Candidate, ...]:
-    """Scale, lowest and highest level to try, for a span of at most ``widest``."""
-    spans = [widest]
-    while spans[-1] > LEAST:
+def pairs(levels: int, between: tuple[float, float], step: float, power_of_two: bool) -> tuple[Candidate, ...]:
+    """Scale, lowest and highest level to try, for spans from the widest to the least."""
+    spans, least = [between[0]], between[1]
+    while spans[-1] > least:
         spans.append(spans[-1] * (1 - step))
         step = min(0.3, step * (GROWTH if spans[-1] < 0.2 else 1.0))
     scales = [span / levels for span in spans]
