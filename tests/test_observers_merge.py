@@ -2,10 +2,12 @@
 
 import itertools
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bitwright.errors import ConfigError
 from bitwright.observers import OBSERVERS, EMAMinMaxObserver
 from bitwright.spec import QuantSpec
 
@@ -83,3 +85,37 @@ def test_channels_stay_the_same_over_batches_of_any_size():
     alone = OBSERVERS.get("MSEObserver")(QuantSpec.parse("int8"))
     alone(square[:, 1])
     torch.testing.assert_close(columns.range()[1][1], alone.range()[1])
+
+
+@pytest.mark.parametrize(
+    ("name", "mine", "theirs", "message"),
+    [
+        ("MSEObserver", {}, {"p": 2.4}, r"MSEObserver with p=2.4 into one with p=2.0: observers of the same data"),
+        ("EMAMSEObserver", {"ema_ratio": 0.5}, {}, r"EMAMSEObserver with ema_ratio=0.9 into one with ema_ratio=0.5"),
+        ("EMAMinMaxObserver", {}, {"ema_ratio": 0.0}, r"with ema_ratio=0.0 into one with ema_ratio=0.9"),
+        ("HistogramObserver", {"bins": 64}, {"bins": 32}, r"HistogramObserver with bins=32 into one with bins=64"),
+        ("ACIQObserver", {"distribution": "laplace"}, {}, r"with distribution='gaus' into one with distribution="),
+        ("ClipStdObserver", {"std_scale": 2}, {"std_scale": 3}, r"with std_scale=3 into one with std_scale=2"),
+        ("PoTModeObserver", {}, {"candidates": 2}, r"with candidates=2 into one with candidates=5"),
+    ],
+)
+def test_observers_with_other_options_are_not_merged(name, mine, theirs, message):
+    one, other = (OBSERVERS.get(name)(QuantSpec.parse("int8"), **options) for options in (mine, theirs))
+    one(torch.ones(3))
+    other(torch.ones(3))
+    with pytest.raises(ConfigError, match=message):
+        one.merge(other)
+
+
+def test_observers_of_other_specs_or_kinds_are_not_merged():
+    one = OBSERVERS.get("MSEObserver")(QuantSpec.parse("int8"), 2.0)
+    with pytest.raises(
+        ConfigError, match="cannot merge MSEObserver of 'int4 symmetric tensor' into MSEObserver of 'int8"
+    ):
+        one.merge(OBSERVERS.get("MSEObserver")(QuantSpec.parse("int4")))
+    with pytest.raises(ConfigError, match="cannot merge KLObserver of 'int8 symmetric tensor' into MSEObserver"):
+        one.merge(OBSERVERS.get("KLObserver")(QuantSpec.parse("int8")))
+    same_options = OBSERVERS.get("MSEObserver")(QuantSpec.parse("int8"), p=2.0, bins=4096)  # said in another way
+    same_options(torch.tensor([3.0]))
+    one.merge(same_options)
+    assert one.batches == 1

@@ -17,6 +17,7 @@ from torch import Tensor
 from bitwright.observers.base import register_observer
 from bitwright.observers.divergence import Divergence
 from bitwright.observers.histogram_base import HistogramBase
+from bitwright.observers.search_floating import refuse_floating
 from bitwright.observers.streaming import StreamingHistogram
 from bitwright.spec import QuantSpec
 
@@ -43,6 +44,7 @@ class KLObserver(HistogramBase):
 
     def __init__(self, spec: QuantSpec, bins: int = BINS) -> None:
         super().__init__(spec, bins)
+        refuse_floating("KLObserver", spec)
 
     def search(self, histogram: StreamingHistogram) -> tuple[Tensor, Tensor]:
         """The range cut at the threshold."""

@@ -10,6 +10,7 @@ from bitwright.observers.base import register_observer
 from bitwright.observers.from_scale import range_of_scale
 from bitwright.observers.histogram_base import HistogramBase
 from bitwright.observers.power_of_two import best_exponent, check_candidates
+from bitwright.observers.search_floating import refuse_floating
 from bitwright.observers.streaming import BINS, StreamingHistogram
 from bitwright.spec import QuantSpec
 
@@ -26,6 +27,7 @@ class MinMaxFloorObserver(HistogramBase):
 
     def __init__(self, spec: QuantSpec, candidates: int = 5, bins: int = BINS) -> None:
         super().__init__(spec, bins)
+        refuse_floating("MinMaxFloorObserver", spec)
         self.candidates = check_candidates(candidates)
 
     def search(self, histogram: StreamingHistogram) -> tuple[Tensor, Tensor]:

@@ -10,6 +10,7 @@ from bitwright.observers.base import Observer, check_same_kind, register_observe
 from bitwright.observers.from_scale import range_of_scale
 from bitwright.observers.power_of_two import best_exponent, check_candidates
 from bitwright.observers.rows import as_params, as_rows
+from bitwright.observers.search_floating import refuse_floating
 from bitwright.observers.streaming import BINS, StreamingHistogram
 from bitwright.spec import QuantSpec
 
@@ -28,6 +29,7 @@ class PoTModeObserver(Observer):
 
     def __init__(self, spec: QuantSpec, candidates: int = 5, bins: int = BINS) -> None:
         super().__init__(spec)
+        refuse_floating("PoTModeObserver", spec)
         self.candidates = check_candidates(candidates)
         self.bins = StreamingHistogram(bins).bins
         self.votes: Tensor | None = None  # (channels, exponents), from the highest down

@@ -1,10 +1,13 @@
 """The range with the least quantization error, on kept values or on a histogram, all channels at once.
 
-A wide scan finds where the error is small, finer ones around its best find the least. Three ways, by the data:
+Which search is taken depends on the data and the spec:
 
-- few values: their error has many dips, so the scan is dense and on the values themselves (``search_few.py``);
-- a symmetric spec has one free end, and all channels try the same candidates (``tables.py``);
-- an affine spec has two: both shrink together, or the magnitude is cut, then each end moves by its own.
+- very few values, or few with many levels and an affine spec: a dense scan of their own errors (``search_few.py``);
+- kept values and a symmetric spec: tables of what a value costs (``search_kept.py``);
+- few levels and an affine spec: every scale with every zero point (``search_affine.py``);
+- bins and a symmetric spec: all channels try the same candidates, a wide scan and a finer one around its best;
+- many levels and an affine spec: both ends shrink together, or the magnitude is cut, then each end moves by its own;
+- fp8: on the numbers of its grid (``search_floating.py``).
 """
 
 import torch
@@ -13,7 +16,9 @@ from torch import Tensor
 from bitwright.errors import ConfigError
 from bitwright.numerics import scale_and_zero_point
 from bitwright.observers.samples import Samples, error, split_ends
+from bitwright.observers.search_affine import MOST_LEVELS, search_affine
 from bitwright.observers.search_few import FEW, search_few
+from bitwright.observers.search_floating import search_floating
 from bitwright.observers.search_kept import search_kept
 from bitwright.observers.streaming import StreamingHistogram
 from bitwright.observers.tables import shared_errors
@@ -22,8 +27,8 @@ from bitwright.spec import PerTensor, QuantSpec
 AT_ONCE = 1 << 21  # values or bins per group of channels
 COARSE, STEPS = 0.9, 60  # the first scan: 1, 0.9, 0.81, … of the histogram's span
 FINE, AROUND = 32, 32  # parts of a coarse step, and how many to try on either side of its best
+WIDE = 1 << 9  # levels, for which no table tells where in a step a value lies
 VERY_FEW = 48  # values per channel, of which each counts too much to be taken from a table
-JUDGED = 1 << 15  # values times candidates, when kept values judge
 MANY = 1024  # values per channel, for which it makes no difference where in a bin each of them lies
 BINS_PER_STEP = 64  # with fewer, where a value lies in its bin makes a difference
 
@@ -38,17 +43,22 @@ def check_power(p: float) -> float:
 def least_error_range(histogram: StreamingHistogram, spec: QuantSpec, p: float) -> tuple[Tensor, Tensor]:
     """The range (channels,) and (channels,) with the least error."""
     spec = spec.with_(granularity=PerTensor())  # channels are rows here, whatever made them
+    if spec.format.floating:
+        return search_floating(histogram, spec, p)
     values = histogram.exact()
-    size = histogram.bins if values is None or values.shape[1] > FEW else values.shape[1]
+    count = histogram.bins if values is None else values.shape[1]
+    tabled = spec.qmax - spec.qmin <= (WIDE if spec.symmetric else MOST_LEVELS)
     parts = []
-    for part in histogram.split(max(1, AT_ONCE // size)):
+    for part in histogram.split(max(1, AT_ONCE // count // (1 if spec.symmetric else 4))):
         values = part.exact()
-        if values is not None and spec.symmetric and values.shape[1] > VERY_FEW:
-            parts.append(search_kept(values, *part.range(), spec, p))
-        elif values is not None and values.shape[1] <= FEW:
+        if values is not None and (count <= VERY_FEW or (count <= FEW and not tabled)):
             parts.append(search_few(values, spec, p))
+        elif values is not None and spec.symmetric:
+            parts.append(search_kept(values, *part.range(), spec, p))
+        elif spec.symmetric:
+            parts.append(_symmetric(part, spec, p))
         else:
-            parts.append((_symmetric if spec.symmetric else _affine)(part, spec, p))
+            parts.append((search_affine if tabled else _affine)(part, spec, p))
     lows, highs = zip(*parts, strict=True)
     return torch.cat(lows), torch.cat(highs)
 
@@ -76,24 +86,8 @@ def _symmetric(histogram: StreamingHistogram, spec: QuantSpec, p: float) -> tupl
     tops = COARSE ** (coarse.unsqueeze(1) + torch.tensor(near, dtype=torch.float64, device=lo.device))
     fine += of_ends(tops)
     tops = (tops * unit.unsqueeze(1)).minimum(reach)  # (channels, candidates)
-    values = histogram.exact()
-    if values is None or (spec.qmax - spec.qmin) * BINS_PER_STEP <= histogram.bins:
-        top = tops.gather(1, fine.argmin(1, keepdim=True))
-    else:
-        some = min(len(near), max(6, JUDGED // values.shape[1]))
-        top = _judged(values, tops.gather(1, fine.topk(some, 1, largest=False).indices), reach, spec, p)
+    top = tops.gather(1, fine.argmin(1, keepdim=True))
     return torch.maximum(lo, -top).clamp(max=0.0).squeeze(1), torch.minimum(hi, top).clamp(min=0.0).squeeze(1)
-
-
-def _judged(values: Tensor, tops: Tensor, reach: Tensor, spec: QuantSpec, p: float) -> Tensor:
-    """The best of some candidates (channels, candidates) by the values themselves, and then of its neighbourhood."""
-    samples = Samples.of_values(values, spec)
-    closer = COARSE ** (torch.tensor([-2.0, -1.0, 0.0, 1.0, 2.0], dtype=torch.float64, device=tops.device) / FINE / 4)
-    for part in (1.0, closer):
-        tops = (tops * part).minimum(reach)
-        costs = error(samples, *scale_and_zero_point(-tops, tops, spec), spec, p)
-        tops = tops.gather(1, costs.argmin(1, keepdim=True))
-    return tops
 
 
 def _affine(histogram: StreamingHistogram, spec: QuantSpec, p: float) -> tuple[Tensor, Tensor]:
@@ -136,4 +130,19 @@ def _affine(histogram: StreamingHistogram, spec: QuantSpec, p: float) -> tuple[T
         low, high = best(samples, low * around, high)
         if step > COARSE:
             low, high = best(samples, low * around, high * around)
+    if values is not None and values.shape[1] <= MANY and not spec.power_of_two:
+        low, high = _closer(fine, low, high, spec, p)
     return (low * unit.unsqueeze(1)).squeeze(1), (high * unit.unsqueeze(1)).squeeze(1)
+
+
+def _closer(samples: Samples, low: Tensor, high: Tensor, spec: QuantSpec, p: float) -> tuple[Tensor, Tensor]:
+    """The best of scales and zero points around those of [low, high]: the error of few values has many dips."""
+    scale, zero_point = (v.double() for v in scale_and_zero_point(low, high, spec))
+    shifts = torch.tensor([-1.0, 0.0, 1.0], dtype=torch.float64, device=low.device)
+    for reach, count in ((0.015, 31), (0.0008, 7)):
+        near = 1 + torch.linspace(-reach, reach, count, dtype=torch.float64, device=low.device)
+        zeros = (zero_point + shifts).clamp(spec.qmin, spec.qmax).unsqueeze(1)
+        scales, zeros = (v.flatten(1) for v in torch.broadcast_tensors((scale * near).unsqueeze(2), zeros))
+        best = error(samples, scales, zeros, spec, p).argmin(1, keepdim=True)
+        scale, zero_point = scales.gather(1, best), zeros.gather(1, best)
+    return (spec.qmin - zero_point) * scale, (spec.qmax - zero_point) * scale

@@ -21,11 +21,10 @@ from torch.nn.functional import embedding_bag
 
 from bitwright.numerics import scale_and_zero_point
 from bitwright.observers.samples import Samples, error
-from bitwright.observers.tables import error_table
+from bitwright.observers.tables import COLUMNS, TINY, error_table
 from bitwright.spec import QuantSpec
 
 ROWS = 1 << 13  # of a table, at most
-COLUMNS = 64  # of a table, so that it stays in cache
 ROWS_PER_STEP = 64  # with fewer, where a value lies in its row makes a difference
 DENSE, GROWTH, LEAST = 160, 1.06, 0.003  # candidates before they grow apart, by how much, and the least of them
 BETWEEN = (-0.8, -0.6, -0.4, -0.2, 0.2, 0.4, 0.6, 0.8)  # on the way to the neighbours of the best
@@ -38,7 +37,7 @@ TIE = 1e-6
 def search_kept(values: Tensor, lo: Tensor, hi: Tensor, spec: QuantSpec, p: float) -> tuple[Tensor, Tensor]:
     """The range (channels,) and (channels,) with the least error for values (channels, values) in [lo, hi]."""
     reach = (torch.maximum(-lo, hi) if spec.format.signed else hi).clamp(min=0.0).double().unsqueeze(1)
-    unit = torch.where(reach > 0, reach, 1.0)
+    unit = reach.clamp(min=TINY)
     unit = torch.exp2(unit.log2().ceil()) if spec.power_of_two else unit
     levels = _levels(spec)
     rows = min(ROWS, max(1 << 10, 1 << (ROWS_PER_STEP * 2 * spec.qmax - 1).bit_length()))
@@ -54,15 +53,21 @@ def search_kept(values: Tensor, lo: Tensor, hi: Tensor, spec: QuantSpec, p: floa
     between, apart = (torch.tensor(v, dtype=torch.float64, device=at.device)[at] for v in (scan.between, scan.apart))
     some = torch.tensor(scan.tops, dtype=torch.float64, device=at.device)[at].unsqueeze(1)
     if rows < ROWS_PER_STEP * 2 * spec.qmax:
-        costs, picked = costs.topk(min(JUDGED, costs.shape[1]), 1, largest=False)
+        judged = min(costs.shape[1], JUDGED if rows > 8 * levels else 8 * JUDGED)
+        costs, picked = costs.topk(judged, 1, largest=False)
         some = torch.tensor(scan.tops, dtype=torch.float64, device=at.device)[picked]
         costs, tops = torch.cat([costs, around], 1), torch.cat([some, between], 1)
-        best = costs.topk(min(JUDGED, costs.shape[1]), 1, largest=False).indices
-        tops = (tops.gather(1, best).sort(1, descending=True).values * unit).minimum(reach)
-        top = _judged(values, tops, spec, p)
+        best = costs.topk(judged, 1, largest=False).indices
+        best = (tops.gather(1, best).sort(1, descending=True).values * unit).minimum(reach)
+        top = _judged(values, best, spec, p)
     else:
         costs, tops = torch.cat([costs.gather(1, at.unsqueeze(1)), around], 1), torch.cat([some, between], 1)
         top = (tops.gather(1, _first_least(costs).unsqueeze(1)) * unit).minimum(reach)
+    # Values that lie on a grid, like a constant: the table cannot tell their error, which is next to none.
+    on_grid = (costs.amin(1) <= values.shape[1] * (4 / rows) ** p).nonzero().squeeze(1)
+    if len(on_grid):
+        tops = torch.cat([torch.ones_like(between[:, :1]), tops], 1) * unit
+        top[on_grid] = _judged(values[on_grid], tops.minimum(reach)[on_grid], spec, p)
     apart = apart / 5
     closer = torch.linspace(-1, 1, 9, dtype=torch.float64, device=values.device)
     while bool((far := apart > CLOSE).any()):
