@@ -257,8 +257,8 @@ def test_nothing_is_left_behind(model):
 def test_dice_and_writes_into_the_input_do_not_disturb():
     torch.manual_seed(0)
     batch = torch.randn(16, 8)
-    kept = {"schedules": {"remove_dropout": False}}
-    model = calibrate(prepare(Unruly(), batch, recipe=kept), [batch.clone()])
+    recipe = {"schedules": {"remove_dropout": False}}
+    model = calibrate(prepare(Unruly(), batch, recipe=recipe), [batch.clone()])
     (dropout,) = (n for n in model.graph.nodes if n.target is F.dropout)
     dropout.args, dropout.kwargs = (dropout.args[0],), {"p": 0.5, "training": True}
     model.recompile()

@@ -269,7 +269,16 @@ def test_a_written_out_norm_is_folded():
             (6, 6),
             "its constant differs along other axes than the layer's channels",
         ),
-        (lambda self, x: self.a(x) * self.gain, (5, 1, 1, 1, 1), "the constant makes the result larger"),
+        (
+            lambda self, x: self.a(x) * self.gain,
+            (5, 1, 1, 1, 1),
+            "the constant changes the shape or type of the result",
+        ),
+        (
+            lambda self, x: self.a(x) * torch.ones(4, 1, 1).double(),
+            (4, 1, 1),
+            "the constant changes the shape or type of the result",
+        ),
     ],
 )
 def test_constants_that_stay(body, shape, note):

@@ -93,8 +93,8 @@ def _why_not(
     kind = ARITHMETIC[before.target].__name__
     if kind == "div" and first:
         return "it divides by the layer's input"
-    if shape_of(before) != shape_of(tensor):
-        return "the constant makes the result larger"
+    if before.meta["tensor"] != tensor.meta["tensor"]:
+        return "the constant changes the shape or type of the result"
     return why_not_per_channel(constant, tensor, axis) or (shift_stays_out(layer) if kind in ("add", "sub") else None)
 
 

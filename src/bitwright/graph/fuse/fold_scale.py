@@ -97,8 +97,8 @@ def _why_not(
         return f"{before.target} is called more than once"
     if node.meta.get("written") or tensor.meta.get("written"):
         return "it shares memory with a tensor that is written to in place"
-    if shape_of(node) != shape_of(tensor):
-        return "the constant makes the result larger"
+    if node.meta["tensor"] != tensor.meta["tensor"]:
+        return "the constant changes the shape or type of the result"
     return why_not_per_channel(constant, tensor, axis)
 
 

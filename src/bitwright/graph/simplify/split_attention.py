@@ -3,11 +3,11 @@
     attention(query, key, value)  ->  linear, bmm, softmax, bmm, linear      (see ``attention.py``)
 
 It is found as ``nn.MultiheadAttention`` and as ``F.multi_head_attention_forward``. The nodes read the module's own
-parameters, so names and the ``state_dict`` stay as they are. The result is the same bit for bit: where torch computes
-attention with its fast path or returns weights, the products are written out; elsewhere torch calls
-``scaled_dot_product_attention``, and so does the graph (``decompose_attention`` can take that apart). Only where the
-fast path meets a boolean mask, torch rounds in a way of its own (about 1e-7). While training, weights are dropped as
-before.
+parameters, so names and the ``state_dict`` stay as they are. The result is the same bit for bit, in the order in which
+torch computes: where it returns weights or takes its fast path, the products are written out; elsewhere it calls
+``scaled_dot_product_attention``, and so does the graph (``decompose_attention`` can take that apart). Only the native
+kernel of the fast path, for self-attention in evaluation without gradients, may round otherwise (about 1e-7). While
+training, weights are dropped as before.
 """
 
 import inspect
