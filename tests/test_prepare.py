@@ -185,15 +185,16 @@ def test_the_probe_is_exact_when_off_and_close_when_on():
         assert float(noise) < 0.01
 
 
+class Twice(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 3, 1)
+
+    def forward(self, x):
+        return self.conv(torch.tanh(self.conv(x)))
+
+
 def test_a_layer_used_twice_shares_the_quantizer_of_its_input():
-    class Twice(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.conv = nn.Conv2d(3, 3, 1)
-
-        def forward(self, x):
-            return self.conv(torch.tanh(self.conv(x)))
-
     model = bw.prepare(Twice(), image(), "onnxruntime")
     names = [(tensor, quantizer) for tensor, quantizer, _ in placed(model)]
     assert ("x", "x") in names
@@ -847,14 +848,6 @@ def test_force():
 
 
 def test_calls_of_one_layer_with_different_rules():
-    class Twice(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.conv = nn.Conv2d(3, 3, 1)
-
-        def forward(self, x):
-            return self.conv(torch.tanh(self.conv(x)))
-
     model = bw.prepare(Twice(), image(), recipe={"rules": [{"match": "node:conv_1", "skip": True}]})
     first, _, second = bw.ledger_of(model).entries
     assert (first.verdict, second.verdict) == (Verdict.INTEGER, Verdict.FLOAT)
