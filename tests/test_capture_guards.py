@@ -1,5 +1,6 @@
 """Capture: sizes stay free; where Python decided by a number, inputs that give another one are refused."""
 
+import functools
 import logging
 import math
 import re
@@ -156,3 +157,22 @@ def test_nested_numbers_and_texts_of_the_inputs_are_checked():
     for change in ({"mode": "tanh"}, {"flag": False}):
         with pytest.raises(CaptureError, match="take another way through the model"):
             quantized({**example, **change})
+
+
+@functools.lru_cache
+def ramp(length):
+    return torch.arange(float(length))
+
+
+def test_functions_that_keep_results_keep_no_proxies():
+    def body(self, x):
+        return self.conv(x) + ramp(x.shape[3])
+
+    model = Net(body).eval()
+    ramp.cache_clear()
+    quantized = bw.prepare(model, image(2, 8))
+    assert list(bw.ledger_of(quantized).islands) == [""]
+    for size in (8, 12):
+        x = image(2, size)
+        assert torch.equal(quantized(x), model(x))
+        assert type(ramp(size)) is torch.Tensor

@@ -1,6 +1,7 @@
 """Capture: what the user asks of it: leaves, preserved attributes, fixed arguments, an explanation."""
 
 import copy
+import inspect
 import re
 
 import pytest
@@ -169,7 +170,13 @@ def test_attributes_and_methods_are_preserved():
     assert quantized.backbone.blocks[2].describe() == "a block of 4"
     for got, expected in zip(quantized.backbone.features(x), model.backbone.features(x), strict=True):
         assert torch.equal(got, expected)
-    assert copy.deepcopy(quantized).backbone.blocks[2].describe() == "a block of 4"
+    twin = copy.deepcopy(quantized)
+    assert twin.backbone.blocks[2].describe() == "a block of 4"
+    for captured in (quantized, twin):
+        assert type(captured).predict is Classifier.predict
+        assert inspect.signature(captured.forward) == inspect.signature(model.forward)
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        _ = type(quantized).nothing
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from bitwright.export.modules import (
     as_integers,
 )
 from bitwright.graph import CapturedModel
+from bitwright.graph.objects import make_results_plain
 from bitwright.nn.attention import QuantMultiheadAttention
 from bitwright.nn.functional import QuantFunction
 from bitwright.nn.layer import QuantLayer
@@ -44,6 +45,7 @@ def deploy(model: nn.Module) -> nn.Module:
         parameter.requires_grad_(False)
     with torch.no_grad():
         if isinstance(twin, CapturedModel):
+            make_results_plain(twin.graph)
             _deploy_graph(twin)
         for name, module in list(twin.named_modules()):
             if isinstance(module, CapturedModel) and name:
@@ -94,6 +96,8 @@ def float_twin(model: nn.Module) -> nn.Module:
     twin = copy.deepcopy(model).eval()
     for quantizer in quantizers(twin).values():
         quantizer.off()
+    if isinstance(twin, CapturedModel):
+        make_results_plain(twin.graph)
     for module in [twin, *twin.modules()]:
         if isinstance(module, CapturedModel):
             _name_calls(module)

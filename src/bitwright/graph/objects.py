@@ -1,9 +1,12 @@
 """Python objects in a graph: constants of any class, and results that are objects holding tensors."""
 
 import dataclasses
+import inspect
 from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
+
+from torch import fx
 
 
 class Held:
@@ -70,3 +73,37 @@ class _DictOf:
 def vars_of(item: Any) -> dict[str, Any]:
     """The attributes of an object, or none."""
     return dict(getattr(item, "__dict__", {}))
+
+
+def make_results_plain(graph: fx.Graph) -> None:
+    """Let a graph return only tensors, in dicts and sequences: exporters know no classes of the user."""
+    output = next(iter(reversed(graph.nodes)))
+    output.args = (_plain(output.args[0]),)
+    for node in reversed(graph.nodes):
+        if not node.users and (_makes_object(node) or isinstance(node.target, Held)):
+            graph.erase_node(node)
+
+
+def _plain(item: Any) -> Any:
+    if isinstance(item, fx.Node) and _makes_object(item):
+        parts: list[Any] = [*item.args, item.kwargs]
+        item = {name: value for part in parts if part is not None for name, value in part.items()}
+    if type(item) in (tuple, list):
+        return type(item)(_plain(each) for each in item if _is_result(each))
+    if isinstance(item, dict):
+        return {name: _plain(value) for name, value in item.items() if _is_result(value)}
+    return item
+
+
+def _is_result(item: Any) -> bool:
+    """Whether there may be tensors in it."""
+    if isinstance(item, fx.Node):
+        return _makes_object(item) or not item.meta.get("plain")
+    return isinstance(item, tuple | list | dict)
+
+
+def _makes_object(node: fx.Node) -> bool:
+    if node.op != "call_function":
+        return False
+    dataclass = inspect.isclass(node.target) and dataclasses.is_dataclass(node.target)
+    return dataclass or isinstance(node.target, Rebuilt | _DictOf)

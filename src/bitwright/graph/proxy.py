@@ -40,6 +40,7 @@ _CONSTANT_METHODS = {
     "type",
 }
 _UNPACK = dis.opmap["UNPACK_SEQUENCE"]
+_LOOKUPS = {dis.opmap[name] for name in ("BINARY_SUBSCR", "CONTAINS_OP", "BUILD_SET", "SET_ADD") if name in dis.opmap}
 _DATA_METHODS = {"item", "tolist", "numpy", "cpu_numpy", "__array__"}
 # ``x += y`` and its like, with what they are without writing into x.
 IN_PLACE_OPERATORS: dict[Callable[..., Any], Callable[..., Any]] = {
@@ -166,9 +167,15 @@ class ValueProxy(fx.Proxy):
             raise self.tracer.refuse("`in` asks for the data of a tensor")
         return item in self.__dict__["_value"]
 
-    def __hash__(self) -> int:  # a size may be the key of a dict; finding it there is a decision
+    def __hash__(self) -> int:
+        """A size may be looked up in a dict or set; but functions that keep results must not keep proxies."""
         value = self.__dict__["_value"]
-        return hash(value) if isinstance(value, int | float | str | tuple) else id(self)
+        if isinstance(value, torch.Tensor):
+            return id(self)
+        frame = sys._getframe(1)
+        if frame.f_code.co_code[frame.f_lasti] not in _LOOKUPS:
+            raise TypeError(f"unhashable: {self!r} stands for a {type(value).__name__} while a model is traced")
+        return hash(value)
 
     def __repr__(self) -> str:
         return f"ValueProxy({self.node.name})"

@@ -4,6 +4,7 @@ At every quantizer the simulation computes its integers from what the *runtime* 
 runtime's integers take the place of the simulation's. So a difference is charged to the layer that makes it.
 """
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -108,6 +109,8 @@ def flatten(value: Any) -> list[torch.Tensor]:  # noqa: ANN401
         return [t for v in value.values() for t in flatten(v)]
     if isinstance(value, tuple | list):
         return [t for v in value for t in flatten(v)]
+    if dataclasses.is_dataclass(value):
+        return [t for f in dataclasses.fields(value) for t in flatten(getattr(value, f.name))]
     return []
 
 
