@@ -747,6 +747,9 @@ def test_what_needs_the_graph_says_that_the_model_waits_for_it(model, x):
         ConfigError, match=r"this Net is prepared when it is first called: run it once, or give example_"
     ):
         bw.calibrate(waiting, [x])
+    for prepare in (bw.prepare, prepare_by_platform):
+        with pytest.raises(ConfigError, match=r"this model is prepared already"):
+            prepare(waiting, "Tensorrt")
     waiting(x)
     assert torch.equal(bw.calibrate(waiting, [x])(x), bw.calibrate(bw.prepare(model, x, "tensorrt"), [x])(x))
 

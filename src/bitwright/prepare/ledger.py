@@ -77,8 +77,9 @@ def attach(model: nn.Module, ledger: Ledger) -> None:
 
 
 def is_prepared(model: object) -> bool:
-    """Whether a model is the work of prepare."""
-    return isinstance(model, nn.Module) and isinstance(model.__dict__.get("bitwright_ledger"), Ledger)
+    """Whether a model is the work of prepare, or will be when it is first called."""
+    state = model.__dict__ if isinstance(model, nn.Module) else {}
+    return WAITING in state or isinstance(state.get("bitwright_ledger"), Ledger)
 
 
 def ledger_of(model: nn.Module) -> Ledger:

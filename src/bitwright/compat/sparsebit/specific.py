@@ -20,8 +20,8 @@ def read_specific(weight: Mapping[str, Any], activation: Mapping[str, Any]) -> l
     """The rules of both lists. In each list the first pattern that fits a layer holds; of rules, the last does."""
     of_weight, of_input = _tensors("W", weight), _tensors("A", activation)
     both = [name for name in of_weight if name in of_input]
-    rules = [_one(n, of_input, both, weight=t) for n, t in reversed(of_weight.items()) if n not in both]
-    rules += [_one(n, of_weight, both, input=t) for n, t in reversed(of_input.items()) if n not in both]
+    rules = [_one(n, of_input, weight=t) for n, t in reversed(of_weight.items()) if n not in both]
+    rules += [_one(n, of_weight, input=t) for n, t in reversed(of_input.items()) if n not in both]
     for first, one in reversed(of_weight.items()):
         for second, other in reversed(of_input.items()):
             if first == second and one.floating and other.floating:
@@ -46,10 +46,10 @@ def check_patterns(config: Mapping[str, Any], names: Iterable[str]) -> None:
                     raise UnknownNameError(f"{kind}.SPECIFIC: {pattern!r} fits no layer{hint}")
 
 
-def _one(pattern: str, others: Mapping[str, Any], both: list[str], **tensor: TensorRecipe) -> Rule:
+def _one(pattern: str, others: Iterable[str], **tensor: TensorRecipe) -> Rule:
     """The rule of a pattern of one list; patterns of the other may leave it nothing."""
-    left = any(_may_meet(pattern, other) for other in others) or bool(both)
-    return Rule(match=_match(pattern), optional=left, **tensor)  # pyrefly: ignore
+    optional = any(_may_meet(pattern, other) for other in others)
+    return Rule(match=_match(pattern), optional=optional, **tensor)  # pyrefly: ignore
 
 
 def _tensors(kind: str, config: Mapping[str, Any]) -> dict[str, TensorRecipe]:
