@@ -919,3 +919,11 @@ def test_a_plan_of_a_preset_and_its_refusals():
         bw.plan(Small(), "W4A8")
     with pytest.raises(UnknownNameError, match="the rule 'fcc' matches no layer: did you mean 'fc'"):
         bw.plan(Small(), {"rules": [{"match": "fcc", "skip": True}]}, image())
+
+
+def test_rules_may_name_what_simplifying_takes_away():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Identity(), nn.Linear(4, 4))
+    prepared = bw.prepare(model, torch.randn(2, 4), skip=["1"])
+    assert [e.verdict for e in bw.ledger_of(prepared).entries] == [Verdict.INTEGER, Verdict.INTEGER]
+    with pytest.raises(UnknownNameError, match="the rule '3' matches no layer"):
+        bw.prepare(model, torch.randn(2, 4), skip=["3"])

@@ -140,6 +140,7 @@ def _decide_all(
     graphs: dict[str, dict[Any, Decision]] = {}
     known: list[Subject] = []
     for prefix, region in captured.regions.items():
+        known += _called_modules(region, prefix, subjects)  # also those that simplifying takes away
         ledger.notes += _lines(run_stage(region, "simplify", wishes.schedules, check=rerun))
         graphs[prefix] = decide(region, prefix, wishes, target, subjects)
         for decision in graphs[prefix].values():
@@ -150,6 +151,15 @@ def _decide_all(
     known += [subjects.of_module(path, _kind(captured.model.get_submodule(path))) for path in captured.loose]
     wishes.check_rules(known)
     return graphs
+
+
+def _called_modules(region: Any, prefix: str, subjects: Subjects) -> list[Subject]:  # noqa: ANN401
+    modules = dict(region.named_modules())
+    called = {str(n.target): n for n in region.graph.nodes if n.op == "call_module"}
+    return [
+        subjects.of_node(node, f"{prefix}.{name}" if prefix else name, prefix, _kind(modules[name]))
+        for name, node in called.items()
+    ]
 
 
 def _lines(results: list[PassResult]) -> list[str]:

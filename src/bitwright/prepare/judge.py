@@ -30,12 +30,16 @@ def operands(node: fx.Node, operator: Operator | None) -> list[fx.Node]:
     return [n for n in node.all_input_nodes if is_float(n)]
 
 
+_RECURRENT = "torch computes it in one go; schedules: {split_recurrent: true} quantizes LSTM and GRU"
+
+
 def judge(decision: "Decision", module: nn.Module | None, recipe: Recipe, backend: Backend) -> Judgement:
     """How an operator computes, by the rule for it, the backend, and what it computes on."""
     rule = decision.rule
     forced = rule is not None and rule.force
     if decision.operator is None and decision.custom is None and not forced:
-        return Verdict.FLOAT, "unknown operator"
+        recurrent = isinstance(module, nn.RNNBase | nn.RNNCellBase)
+        return Verdict.FLOAT, _RECURRENT if recurrent else "unknown operator"
     if rule is not None and rule.skip:
         return Verdict.FLOAT, f"skipped by the rule {rule.match!r}"
     if decision.custom is None and not forced and (found := _by_kind(decision, module, backend)) is not None:
