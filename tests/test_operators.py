@@ -597,6 +597,11 @@ for operator, functions in {
         lambda x: x[:, torch.arange(x.shape[1] - 1)],
     ],
     "expand": [lambda x: x[:, :1].expand(-1, 4, -1, -1), lambda x: x[:, :1].expand_as(x)],
+    "repeat": [
+        lambda x: x[:, :2].repeat(1, 2, 1, 1),
+        lambda x: torch.tile(x[:, :2], (1, 2, 1, 1)),
+        lambda x: x[:, :2].repeat_interleave(2, dim=1),
+    ],
     "narrow": [
         lambda x: x.narrow(1, 1, 2),
         lambda x: torch.select(x, 1, 0),

@@ -291,3 +291,14 @@ def test_signed_activations_are_written_unsigned(tmp_path: Path) -> None:
     assert found.count("linear") == (1, 1)
     assert found.equal > 0.999
     assert found.largest <= 1
+
+
+def test_tensors_of_four_bits_are_compared_too(tmp_path):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8, bias=False), nn.ReLU(), nn.Linear(8, 4, bias=False))
+    x = torch.randn(16, 8)
+    quantized = bw.calibrate(bw.prepare(model, x, "virtual", recipe="W4A4"), x)
+    path = bw.export(quantized, tmp_path / "four.onnx")
+    proof = bw.verify(quantized, path, x, runtimes=["onnxruntime"], latency=False).runtimes["onnxruntime"]
+    assert {t.name: t.values for t in proof.tensors} == {"input_1": 16 * 8, "_1": 16 * 8}
+    assert proof.largest == 0

@@ -200,15 +200,20 @@ _define(
     F.pad,
     carries=_pads_with_known_values,
 )
-_define("flatten", nn.Flatten, torch.flatten, "flatten", carries=True)
+_define("flatten", nn.Flatten, torch.flatten, torch.ravel, "flatten", "ravel", carries=True)
 _define("unflatten", nn.Unflatten, torch.unflatten, "unflatten", carries=True)
 _define("reshape", torch.reshape, "reshape", "view", "reshape_as", "view_as", carries=True)
 _define("permute", torch.permute, "permute", carries=True)
-_define("transpose", torch.transpose, torch.swapaxes, torch.t, "transpose", "swapaxes", "t", carries=True)
+_define(
+    *("transpose", torch.transpose, torch.swapaxes, torch.swapdims, torch.t),
+    *("transpose", "swapaxes", "swapdims", "t"),
+    carries=True,
+)
 _define("movedim", torch.movedim, torch.moveaxis, "movedim", carries=True)
 _define("squeeze", torch.squeeze, "squeeze", carries=True)
 _define("unsqueeze", torch.unsqueeze, "unsqueeze", carries=True)
-_define("expand", "expand", "expand_as", torch.broadcast_to, carries=True)
+_define("expand", "expand", "expand_as", torch.broadcast_to, "broadcast_to", carries=True)
+_define("repeat", torch.tile, torch.repeat_interleave, "repeat", "tile", "repeat_interleave", carries=True)
 _define("split", torch.split, torch.tensor_split, "split", "tensor_split", carries=True)
 _define("chunk", torch.chunk, "chunk", carries=True)
 _define("unbind", torch.unbind, "unbind", carries=True)

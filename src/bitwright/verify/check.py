@@ -199,7 +199,8 @@ def _prove(
         for name, ours in zip(names, simulate(model, inputs), strict=False):
             outputs.add(name, ours, results[name])
         if watched is not None and isinstance(model, CapturedModel):
-            tensors.follow(model, inputs, watched(feeds))
+            seen = {name.removesuffix(onnx_file.WIDE): values for name, values in watched(feeds).items()}
+            tensors.follow(model, inputs, seen)
     proof.outputs, proof.tensors = outputs.checks(), list(tensors.checks.values())
     if watched is None:
         proof.notes.append("tensors inside the model were not compared: it is not captured as one graph")

@@ -66,9 +66,9 @@ class _Follower(fx.Interpreter):
             return super().run_node(n)
         args, _ = self.fetch_args_kwargs_from_env(n)
         ours = quantizer.integers(args[0])
-        theirs = torch.from_numpy(np.array(found.view(np.uint8) if ours.is_floating_point() else found)).to(ours.device)
-        if ours.is_floating_point():
-            theirs = theirs.view(ours.dtype)
+        theirs = torch.from_numpy(np.array(found)).to(ours.device)
+        if ours.is_floating_point():  # fp8, as its bits or as float32
+            theirs = theirs.to(ours.dtype) if theirs.is_floating_point() else theirs.view(ours.dtype)
         elif quantizer.spec.format.signed and not theirs.dtype.is_signed:  # written unsigned, shifted by half the range
             theirs = theirs.to(torch.int32) - 128
         self.tally.add(n.name.removesuffix("_quantized"), ours, theirs)

@@ -12,6 +12,12 @@ from onnx import numpy_helper
 from bitwright.errors import VerifyError
 
 _MATRIX = {"Gemm", "MatMul"}
+WIDE = "/wide"  # ends the name of a tensor that is given out in a wider type
+_WIDER = {
+    onnx.TensorProto.INT4: onnx.TensorProto.INT8,
+    onnx.TensorProto.UINT4: onnx.TensorProto.UINT8,
+    onnx.TensorProto.FLOAT8E5M2: onnx.TensorProto.FLOAT,
+}
 _BEFORE_RELU = {"Conv", "ConvTranspose", "Gemm", "MatMul", "Add", "BatchNormalization"}
 
 
@@ -75,9 +81,8 @@ def _constants(model: onnx.ModelProto) -> set[str]:
 
 
 def quantized_tensors(model: onnx.ModelProto) -> list[str]:
-    """The tensors that QuantizeLinear makes while the file runs, but for e5m2: numpy has no such type."""
-    made = (n for n in model.graph.node if n.op_type == "QuantizeLinear")
-    return [n.output[0] for n in made if _quantizes_to(n) != onnx.TensorProto.FLOAT8E5M2]
+    """The tensors that QuantizeLinear makes while the file runs."""
+    return [n.output[0] for n in model.graph.node if n.op_type == "QuantizeLinear"]
 
 
 def _quantizes_to(node: onnx.NodeProto) -> int | None:
@@ -92,13 +97,20 @@ def integer_weights(model: onnx.ModelProto) -> list[np.ndarray]:
 
 
 def with_outputs(model: onnx.ModelProto, names: Iterable[str]) -> onnx.ModelProto:
-    """A copy that also gives out the tensors ``names``."""
+    """A copy that also gives out the tensors ``names``, or ``name/wide`` where numpy has no such type."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     present = {o.name for o in copy.graph.output}
+    points = {i.name: i.data_type for i in copy.graph.initializer}
+    kinds = {n.output[0]: _quantizes_to(n) or points.get(n.input[2]) for n in copy.graph.node if len(n.input) > 2}
+    kinds |= {n.output[0]: _quantizes_to(n) for n in copy.graph.node if len(n.input) == 2}
     for name in names:
-        if name not in present:
-            copy.graph.output.append(onnx.helper.make_empty_tensor_value_info(name))
+        if name in present:
+            continue
+        wider = _WIDER.get(kinds.get(name) or 0)
+        if wider is not None:
+            copy.graph.node.append(onnx.helper.make_node("Cast", [name], [f"{name}{WIDE}"], to=wider))
+        copy.graph.output.append(onnx.helper.make_empty_tensor_value_info(f"{name}{WIDE}" if wider else name))
     return copy
 
 
