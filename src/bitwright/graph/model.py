@@ -72,6 +72,16 @@ class CapturedModel(fx.GraphModule, metaclass=_AnsweringForOrigin):
             check_constant(kwargs.pop(name), defaults[name], name)
         return super().__call__(*args, **kwargs)
 
+    def get_submodule(self, target: str) -> nn.Module:
+        """The module of that name; graphs ask this often, so the usual case takes the short way."""
+        module: nn.Module = self
+        for part in target.split(".") if target else ():
+            found = module.__dict__["_modules"].get(part)
+            if found is None:
+                return super().get_submodule(target)
+            module = found
+        return module
+
     def recompile(self) -> Any:
         """Write forward anew from the graph; asked for its signature, it gives that of the user's forward."""
         code = super().recompile()

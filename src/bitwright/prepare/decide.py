@@ -98,6 +98,7 @@ def decide(
     modules = dict(model.named_modules())
     ends = _ends(model, modules) if backend.ends and not prefix else set()
     decisions: dict[fx.Node, Decision] = {}
+    completed: dict[tuple[int, bool], Wishes] = {}
     for node in model.graph.nodes:
         if only is not None and node not in only:
             continue
@@ -112,7 +113,10 @@ def decide(
         node.meta["operator"] = kind  # for conditions of backends, which see nodes only
         subject = subjects.of_node(node, name, prefix, kind)
         rule = recipe.rule_for(subject)
-        wishes = complete(rule, recipe, backend, at_end=node in ends)
+        key = (id(rule), node in ends)
+        if key not in completed:
+            completed[key] = complete(rule, recipe, backend, at_end=node in ends)
+        wishes = completed[key]
         entry = Entry(name, kind, Verdict.FLOAT, rule=rule.match if rule else "")
         custom = custom_qmodule(node, module)
         decision = Decision(node, operator, entry, wishes, rule, subject, custom, node in ends)

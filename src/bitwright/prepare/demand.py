@@ -148,8 +148,12 @@ class Demand:
         order = {node: i for i, node in enumerate(model.graph.nodes)}
         placed: dict[Key, TensorQuantizer] = {(node, ""): quantizer for node, quantizer in self.by_hand.items()}
         names: dict[Key, str] = {}
+        floating: dict[fx.Node, set[fx.Node]] = defaultdict(set)
+        for edge in self.edges:
+            if edge.recipe.floating:
+                floating[edge.tensor].add(edge.user)
         for tensor in sorted((t for t, keys in self.of_tensor.items() if keys), key=order.__getitem__):
-            readers = {key: self._readers(key, order) for key in self.of_tensor[tensor]}
+            readers = {key: self._readers(key, order, floating[tensor]) for key in self.of_tensor[tensor]}
             for key, users in readers.items():
                 root = self.find(key)
                 if root not in names:
@@ -167,8 +171,8 @@ class Demand:
                 placed[key] = model.get_submodule(names[root])  # pyrefly: ignore
         return placed
 
-    def _readers(self, key: Key, order: dict[fx.Node, int]) -> list[fx.Node]:
-        """Who reads a quantized tensor: others keep a float operator's result, an integer one has only integers."""
+    def _readers(self, key: Key, order: dict[fx.Node, int], floating: set[fx.Node]) -> list[fx.Node]:
+        """Who reads a quantized tensor, but for ``floating``: an integer operator's result has no other readers."""
         tensor = key[0]
         readers = set(self.requests[key].users)
         if key == self.of_tensor[tensor][0]:
@@ -176,7 +180,7 @@ class Demand:
             decision = self.decisions.get(tensor)
             if decision is not None and decision.verdict is not Verdict.CARRIED and not decision.keeps_float_result:
                 readers |= {u for u in tensor.users if u not in self.divided}
-            readers -= others | {e.user for e in self.edges if e.tensor is tensor and e.recipe.floating}
+            readers -= others | floating
         return sorted(readers, key=lambda n: order.get(n, len(order)))
 
 

@@ -13,7 +13,7 @@ from bitwright.errors import VerifyError
 
 _MATRIX = {"Gemm", "MatMul"}
 WIDE = "/wide"  # ends the name of a tensor that is given out in a wider type
-_WIDER = {
+_WIDER: dict[int, int] = {
     onnx.TensorProto.INT4: onnx.TensorProto.INT8,
     onnx.TensorProto.UINT4: onnx.TensorProto.UINT8,
     onnx.TensorProto.FLOAT8E5M2: onnx.TensorProto.FLOAT,
