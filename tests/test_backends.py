@@ -2,11 +2,13 @@
 
 import copy
 import json
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import bitwright as bw
@@ -320,6 +322,30 @@ def test_transformers_on_tensorrt():
     placed = {n.args[0].name for n in model.graph.nodes if _is_quantizer(model, n)}
     assert placed == {"add", "q", "k", "softmax", "matmul_1", "add_2"}
     bw.calibrate(model, [inputs], progress=False)
+
+
+def test_backends_for_transformers_see_the_products_of_fused_attention():
+    class Attending(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.qkv = nn.Linear(8, 24)
+
+        def forward(self, x):
+            q, k, v = self.qkv(x).chunk(3, -1)
+            return F.scaled_dot_product_attention(q, k, v)
+
+    x = torch.randn(2, 5, 8)
+    recipe = {"weight": "int8 channel:0", "activation": "int8"}
+    found = {}
+    for name in ("tensorrt_nlp", "academic_nlp", "tensorrt"):
+        model = bw.prepare(Attending(), x, name, recipe=recipe)
+        found[name] = Counter(e.operator for e in bw.ledger_of(model).entries if e.verdict is Verdict.INTEGER)
+    assert found["tensorrt_nlp"] == found["academic_nlp"] == {"linear": 1, "matmul": 2}
+    assert found["tensorrt"] == {"linear": 1}
+    switched = bw.prepare(
+        Attending(), x, "tensorrt_nlp", recipe={**recipe, "schedules": {"decompose_attention": False}}
+    )
+    assert "scaled_dot_product_attention" in {e.operator for e in bw.ledger_of(switched).entries}
 
 
 def test_no_quantizer_between_a_product_and_a_sum():

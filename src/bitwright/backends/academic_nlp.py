@@ -12,5 +12,6 @@ ACADEMIC_NLP = register_backend()(
         title="as in papers on transformers: you choose the specs, for linear layers and matrix products",
         integer=dict.fromkeys(("linear", "matmul"), "inputs"),
         ends=None,
+        splits_attention=True,
     )
 )

@@ -55,6 +55,7 @@ class Backend:
         share_inputs: operators all of whose inputs must have one scale, and their result too if it is of their asking.
         ends: bits of the weights and inputs of the first and last layers, if they differ.
         folds_norms: whether BatchNorm is multiplied into the layer before it.
+        splits_attention: whether ``scaled_dot_product_attention`` becomes products and a softmax, each for itself.
         folds_scales: whether sums and products with constants, before or after a layer, become part of it.
         integer_bias: whether a bias is rounded to int32, in steps of input scale times weight scale.
         weight_formats: number formats a weight can have; none means any.
@@ -89,6 +90,7 @@ class Backend:
     ends: int | None = None
     folds_norms: bool = True
     folds_scales: bool = False
+    splits_attention: bool = False
     integer_bias: bool = True
     weight_formats: frozenset[str] = frozenset()
     activation_formats: frozenset[str] = frozenset()
@@ -121,10 +123,10 @@ class Backend:
 
     @property
     def schedules(self) -> dict[str, bool]:
-        """The schedules that are off for this target unless the recipe names them."""
-        off = [] if self.folds_norms else ["fold_batchnorm"]
-        off += [] if self.folds_scales else ["fold_scale", "fold_before"]
-        return dict.fromkeys(off, False)
+        """The schedules that are on or off for this target unless the recipe names them."""
+        chosen = {} if self.folds_norms else {"fold_batchnorm": False}
+        chosen |= {} if self.folds_scales else {"fold_scale": False, "fold_before": False}
+        return chosen | ({"decompose_attention": True} if self.splits_attention else {})
 
     @classmethod
     def parse(cls, source: "Mapping[str, Any] | str | Path | Backend") -> "Backend":

@@ -35,6 +35,7 @@ def facts(backend: Backend) -> list[tuple[str, str]]:
         ("one scale for all inputs", _listed(backend.share_inputs)),
         ("first and last layers", f"{backend.ends} bits" if backend.ends else ""),
         ("BatchNorm", "folded into the layer before it" if backend.folds_norms else "kept apart"),
+        ("attention", "products and softmax, each for itself" if backend.splits_attention else ""),
         ("constant factors", "folded into layers" if backend.folds_scales else ""),
         ("bias", "int32, in steps of input scale × weight scale" if backend.integer_bias else "float"),
         ("runs here in", ", ".join(backend.runtimes) or "nothing on this machine"),

@@ -23,6 +23,7 @@ TENSORRT_NLP = register_backend()(
         conditions={"add": _adds_embeddings},
         merged={"add": frozenset({"mul", "div"})},  # an attention mask is added to scaled scores
         numbers=frozenset(),
+        splits_attention=True,
         reasons={},
     )
 )

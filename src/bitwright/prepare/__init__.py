@@ -11,6 +11,7 @@ from bitwright.errors import ConfigError
 from bitwright.graph import Capture, Leaf, PassResult, capture, check_attributes, read_switches, run_stage, runner
 from bitwright.graph.pause import collection_paused
 from bitwright.graph.sketch import sketch
+from bitwright.graph.stage import Switches
 from bitwright.nn.operators import operator_of_module
 from bitwright.nn.registry import is_custom, qmodule_for
 from bitwright.prepare.decide import Decision, decide, join_activations, leaf_reason, node_name
@@ -76,9 +77,9 @@ def prepare(
     ledger.before = {prefix: sketch(region) for prefix, region in captured.regions.items()}
     rerun = runner(captured.model, ledger.example.args, ledger.example.kwargs) if debug else None
     subjects = Subjects(captured.model)
-    graphs = _decide_all(captured, wishes, target, ledger, subjects, rerun)
     named = read_switches(wishes.schedules)
     switches = {**wishes.schedules, **{name: on for name, on in target.schedules.items() if name not in named}}
+    graphs = _decide_all(captured, wishes, target, ledger, subjects, switches, rerun)
     for prefix, decisions in graphs.items():
         region = captured.regions[prefix]
         swap(region, decisions, wishes, target)
@@ -135,13 +136,14 @@ def _decide_all(
     target: Backend,
     ledger: Ledger,
     subjects: Subjects,
+    switches: Switches,
     rerun: Callable[[], Any] | None,
 ) -> dict[str, dict[Any, Decision]]:
     graphs: dict[str, dict[Any, Decision]] = {}
     known: list[Subject] = []
     for prefix, region in captured.regions.items():
         known += _called_modules(region, prefix, subjects)  # also those that simplifying takes away
-        ledger.notes += _lines(run_stage(region, "simplify", wishes.schedules, check=rerun))
+        ledger.notes += _lines(run_stage(region, "simplify", switches, check=rerun))
         graphs[prefix] = decide(region, prefix, wishes, target, subjects)
         for decision in graphs[prefix].values():
             if decision.entry.name in captured.islands:
