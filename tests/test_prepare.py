@@ -927,3 +927,41 @@ def test_rules_may_name_what_simplifying_takes_away():
     assert [e.verdict for e in bw.ledger_of(prepared).entries] == [Verdict.INTEGER, Verdict.INTEGER]
     with pytest.raises(UnknownNameError, match="the rule '3' matches no layer"):
         bw.prepare(model, torch.randn(2, 4), skip=["3"])
+
+
+def test_index_arithmetic_is_not_quantized():
+    class Placed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.words, self.places, self.head = nn.Embedding(10, 4), nn.Embedding(32, 4), nn.Linear(4, 3)
+
+        def forward(self, tokens):
+            mask = torch.ones(tokens.shape)
+            places = (torch.cumsum(mask, 1) * mask).long() + 1
+            return self.head(self.words(tokens) + self.places(places))
+
+    tokens = torch.randint(0, 10, (2, 23))
+    model = Placed().eval()
+    prepared = bw.prepare(model, tokens)
+    entries = {e.name: e for e in bw.ledger_of(prepared).entries}
+    assert (entries["mul"].verdict, entries["mul"].reason) == (Verdict.FLOAT, "it computes indices")
+    assert entries["add_1"].verdict is Verdict.INTEGER  # of floats that only become floats
+    bw.calibrate(prepared, tokens)
+    with torch.no_grad():
+        expected = model(tokens)
+        assert (prepared(tokens) - expected).pow(2).mean() < 1e-3 * expected.pow(2).mean()
+
+
+def test_an_empty_tensor_is_not_quantized():
+    class Cached(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc, self.head = nn.Linear(4, 4), nn.Linear(4, 3)
+
+        def forward(self, x):
+            cache = torch.zeros(x.shape[0], 0, 4)
+            return self.head(torch.cat([cache, self.fc(x)], 1))
+
+    model, x = Cached().eval(), torch.randn(2, 5, 4)
+    prepared = bw.calibrate(bw.prepare(model, x), x)
+    assert (prepared(x) - model(x)).abs().max() < 0.1

@@ -12,6 +12,7 @@ from bitwright.nn.mixins import QuantInputMixin
 from bitwright.nn.operators import Operator, operator_of
 from bitwright.nn.registry import is_custom, qmodule_for
 from bitwright.prepare.ends import end_layers
+from bitwright.prepare.indices import index_arithmetic
 from bitwright.prepare.judge import is_float, judge, operands
 from bitwright.prepare.ledger import Entry, Verdict
 from bitwright.prepare.subjects import Subjects
@@ -97,6 +98,7 @@ def decide(
     """Decide for every call in ``model``, or ``only`` for some; names are seen from the whole: it is at ``prefix``."""
     modules = dict(model.named_modules())
     ends = _ends(model, modules) if backend.ends and not prefix else set()
+    indices = index_arithmetic(model.graph)
     decisions: dict[fx.Node, Decision] = {}
     completed: dict[tuple[int, bool], Wishes] = {}
     for node in model.graph.nodes:
@@ -124,6 +126,8 @@ def decide(
         if wish := node.meta.get("leaf"):
             decision.operator = decision.custom = None
             entry.operator, entry.reason = type(module).__name__, leaf_reason(wish)
+        elif node in indices:
+            entry.reason = "it computes indices"
         elif isinstance(module, TensorQuantizer):
             entry.verdict, entry.reason = Verdict.INTEGER, "a quantizer placed by hand"
         elif isinstance(module, QuantInputMixin):

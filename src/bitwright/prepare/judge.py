@@ -17,9 +17,9 @@ Judgement = tuple[Verdict, str]
 
 
 def is_float(node: object) -> bool:
-    """Whether a node yields a float tensor."""
+    """Whether a node yields a float tensor, and one that holds values: a cache begins as an empty one."""
     info = node.meta.get("tensor") if isinstance(node, fx.Node) else None
-    return info is not None and info.dtype.is_floating_point
+    return info is not None and info.dtype.is_floating_point and 0 not in info.shape
 
 
 def operands(node: fx.Node, operator: Operator | None) -> list[fx.Node]:
