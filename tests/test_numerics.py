@@ -396,6 +396,21 @@ def test_the_compiled_kernel_gives_the_same_bits(monkeypatch):
         assert torch.equal(got.nan_to_num().view(torch.int32), expected.nan_to_num().view(torch.int32))
 
 
+def test_one_compiled_kernel_serves_views_of_all_shapes(monkeypatch):
+    monkeypatch.setenv("BITWRIGHT_COMPILE", "1")
+    compiled = Fused(qdq._forward_kernel.eager)
+    monkeypatch.setattr(qdq, "_forward_kernel", compiled)
+    scale, zero = torch.tensor(0.1), torch.tensor(7, dtype=torch.int32)
+    shapes = [(8, 4, 32, 32), (5, 77, 64), (3, 2, 5, 7, 211), (2, 100, 100), (40000,), (7, 3001), (2, 3, 4, 5, 6, 53)]
+    tensors = [torch.randn(s) for s in shapes]
+    tensors += [t.transpose(0, -1) for t in tensors] + [t.unsqueeze(0)[0].unflatten(0, (1, -1)) for t in tensors]
+    for x in tensors:
+        got = qdq._forward(x, scale, zero, 0, 255)
+        assert torch.equal(got, (torch.clamp(torch.round(x / scale) + zero, 0, 255) - zero) * scale)
+    (kernel,) = compiled._kernels.values()
+    assert kernel is not compiled.eager  # it would be, had torch given up recompiling
+
+
 def test_compilation_waits_until_it_pays(monkeypatch):
     monkeypatch.delenv("BITWRIGHT_COMPILE", raising=False)
     compiled = []

@@ -965,3 +965,22 @@ def test_an_empty_tensor_is_not_quantized():
     model, x = Cached().eval(), torch.randn(2, 5, 4)
     prepared = bw.calibrate(bw.prepare(model, x), x)
     assert (prepared(x) - model(x)).abs().max() < 0.1
+
+
+def test_padding_with_minus_infinity_before_a_max_pool(tmp_path):
+    class Pooled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.head = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 2, 1)
+
+        def forward(self, x):
+            return self.head(F.max_pool2d(F.pad(self.conv(x), (1, 1, 1, 1), value=float("-inf")), 3, 2))
+
+    model, x = Pooled().eval(), torch.randn(2, 3, 9, 9)
+    prepared = bw.calibrate(bw.prepare(model, x), x)
+    with torch.no_grad():
+        assert (prepared(x) - model(x)).abs().max() < 0.05 * model(x).abs().max()
+    path = bw.export(prepared, tmp_path / "padded.onnx")
+    proof = bw.verify(prepared, path, x, runtimes=["onnxruntime"], latency=False).runtimes["onnxruntime"]
+    assert proof.largest == 0
+    assert proof.coverage == 1.0

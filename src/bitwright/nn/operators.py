@@ -112,7 +112,8 @@ def _pads_with_known_values(node: fx.Node, module: nn.Module | None) -> bool:
     if isinstance(module, _PADS_WITH_OWN_VALUES):
         return True
     mode = "constant" if module is not None else _argument(node, module, 2, "mode", "constant")
-    return mode != "constant" or _argument(node, module, 3, "value", None) in (None, 0, 0.0)
+    # Minus infinity stands before a max-pool, which never chooses it.
+    return mode != "constant" or _argument(node, module, 3, "value", None) in (None, 0, 0.0, float("-inf"))
 
 
 def _returns_values_only(node: fx.Node, module: nn.Module | None) -> bool:

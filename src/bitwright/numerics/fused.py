@@ -43,8 +43,10 @@ class Fused:
         if layout not in self._kernels:
             self._kernels[layout] = _compile(self.eager, len(self._kernels))
         kernel = self._kernels[layout]
+        # Detached, a view does not know the tensor it is a view of: torch.compile would recompile for its strides.
+        given = [a.detach() if isinstance(a, Tensor) else a for a in (x, *args)]
         try:
-            return kernel(x, *args)
+            return kernel(*given)
         except Exception as error:
             if kernel is self.eager:
                 raise
