@@ -95,6 +95,8 @@ def _observe(
     number = 0
     for number, batch in enumerate(track(as_batches(batches), "calibrating", show=progress), start=1):
         inputs = as_inputs(batch, count)
+        for quantizer in seeing.values():
+            quantizer.observer.batch = number
         try:
             model(*inputs.args, **inputs.kwargs)
         except CalibrationError:

@@ -30,7 +30,14 @@ def register_observer(name: str, *, aliases: tuple[str, ...] = (), override: boo
 
 
 class Observer(ABC):
-    """Finds the range of a tensor for one spec, batch by batch."""
+    """Finds the range of a tensor for one spec, batch by batch.
+
+    Attributes:
+        batch: the number of the batch under way, where calibration tells it: an observer that several tensors share
+            is called several times in one batch.
+    """
+
+    batch: int | None = None
 
     def __new__(cls, *args: Any, **options: Any) -> Self:
         observer = super().__new__(cls)

@@ -6,6 +6,7 @@ its average m after n batches, which gave x1 the weight r**(n - 1) where a later
     merged = r**n · own + m - r**n · x1
 """
 
+import torch
 from torch import Tensor
 
 from bitwright.errors import ConfigError
@@ -30,13 +31,20 @@ class EMAMinMaxObserver(Observer):
         self.lo: Tensor | None = None
         self.hi: Tensor | None = None
         self.first: tuple[Tensor, Tensor] | None = None  # the range of the first batch
+        self._last: tuple[int, tuple[Tensor | None, Tensor | None], tuple[Tensor, Tensor]] | None = None
 
     def observe(self, x: Tensor) -> None:
         """Move the range towards that of ``x``."""
         self.move(*min_max(x, self.spec))
 
     def move(self, lo: Tensor, hi: Tensor) -> None:
-        """Move the range towards [lo, hi]."""
+        """Move the range towards [lo, hi]; what a shared quantizer sees in one batch counts once, as a whole."""
+        if self.batch is not None and self._last is not None and self._last[0] == self.batch:
+            _, (self.lo, self.hi), (lowest, highest) = self._last
+            lo, hi = torch.minimum(lo, lowest), torch.maximum(hi, highest)
+            self.batches -= 1
+        if self.batch is not None:
+            self._last = (self.batch, (self.lo, self.hi), (lo, hi))
         if self.lo is None or self.hi is None:
             self.lo, self.hi = self.first = lo, hi
             return
