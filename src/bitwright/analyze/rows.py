@@ -7,6 +7,7 @@ from torch import Tensor, fx, nn
 from bitwright.analyze.meter import Meter, range_of
 from bitwright.analyze.stats import LayerStats
 from bitwright.graph import CapturedModel
+from bitwright.graph.names import attribute_of
 from bitwright.nn.mixins import QuantMixin
 from bitwright.prepare import Entry, Verdict, ledger_of
 from bitwright.prepare.swap import FUNCTIONS
@@ -140,8 +141,7 @@ def _constant_weight(region: CapturedModel, node: fx.Node) -> Tensor | None:
     source = node.args[1] if len(node.args) > 1 else node.kwargs.get("weight")
     if not isinstance(source, fx.Node) or source.op != "get_attr":
         return None
-    owner, _, name = str(source.target).rpartition(".")
-    return getattr(region.get_submodule(owner), name)
+    return attribute_of(region, str(source.target))
 
 
 def _name(node: fx.Node) -> str:

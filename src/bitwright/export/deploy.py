@@ -23,13 +23,13 @@ from bitwright.export.modules import (
 )
 from bitwright.graph import CapturedModel
 from bitwright.graph.fold.expression import Expression
+from bitwright.graph.names import attribute_of, put_submodule
 from bitwright.graph.objects import make_results_plain
 from bitwright.nn.attention import QuantMultiheadAttention
 from bitwright.nn.functional import QuantFunction
 from bitwright.nn.layer import QuantLayer
 from bitwright.nn.mixins import QuantMixin
 from bitwright.nn.operators import operator_of
-from bitwright.prepare.swap import put_submodule
 from bitwright.quantizer import Phase, TensorQuantizer, quantizers
 
 SITES = "at"  # modules that stand for single nodes live under this name
@@ -133,11 +133,6 @@ def _deploy_function(model: CapturedModel, node: fx.Node, function: QuantFunctio
     call.meta.update(node.meta)
     node.replace_all_uses_with(call)
     model.graph.erase_node(node)
-
-
-def _attribute(model: nn.Module, target: str) -> Any:  # noqa: ANN401
-    owner, _, name = target.rpartition(".")
-    return getattr(model.get_submodule(owner), name)
 
 
 def _guard_float_layers(model: CapturedModel, modules: dict[str, nn.Module]) -> None:
@@ -265,7 +260,7 @@ def _deployed_quantizer(model: CapturedModel, node: fx.Node, quantizer: Any) -> 
     """Quantize while running, or store the integers where the tensor is a constant."""
     source = node.args[0]
     if Phase.QUANTIZE in quantizer.phase and isinstance(source, fx.Node) and source.op == "get_attr":
-        return as_integers(_attribute(model, str(source.target)), quantizer)
+        return as_integers(attribute_of(model, str(source.target)), quantizer)
     return DeployedQuantizer(quantizer)
 
 

@@ -7,6 +7,7 @@ import torch
 from torch import fx, nn
 
 from bitwright.graph.model import CapturedModel
+from bitwright.graph.names import attribute_of, free_name
 from bitwright.graph.tracer import TensorInfo
 
 
@@ -47,10 +48,7 @@ class NodeBuilder:
         """Add a module without state under the name wished for, or one like it that is free; return the name."""
         parent_name, _, last = wish.rpartition(".")
         parent = self.model.get_submodule(parent_name)
-        free, count = last, 0
-        while hasattr(parent, free):
-            count += 1
-            free = f"{last}_{count}"
+        free = free_name(parent, last)
         parent.add_module(free, module.train(parent.training))
         return f"{parent_name}.{free}".lstrip(".")
 
@@ -92,12 +90,6 @@ def shape_of(node: object) -> tuple[int, ...] | None:
     """The shape of a node's tensor on the example inputs; None where it is no tensor."""
     info = node.meta.get("tensor") if isinstance(node, fx.Node) else None
     return None if info is None else info.shape
-
-
-def attribute_of(model: nn.Module, target: str) -> Any:
-    """What a ``get_attr`` node reads."""
-    owner, _, name = target.rpartition(".")
-    return getattr(model.get_submodule(owner), name)
 
 
 def module_of(node: object, model: nn.Module) -> nn.Module | None:

@@ -1,4 +1,4 @@
-"""Parity: whether two results of a model are equal, and if not, where and by how much they differ."""
+"""Differences: where two results of a model differ, and by how much; debug mode asks this around each schedule."""
 
 import copy
 import dataclasses

@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import fx, nn
 
-from bitwright.graph.match.find import call_name
 from bitwright.graph.match.node import MatcherNode
+from bitwright.graph.names import container, free_name, node_name
 
 
 class ReplaceStrategy(Enum):
@@ -113,20 +113,13 @@ class ReplacePatternBase:
 
     def near_miss(self, node: fx.Node, reason: str) -> None:
         """Write into the record why a node was left as it is."""
-        self._notes.append(f"not {self.done}: {call_name(node)}, {reason}")
+        self._notes.append(f"not {self.done}: {node_name(node)}, {reason}")
 
     def add_module(self, model: nn.Module, name: str, module: nn.Module) -> str:
         """Set ``module`` in ``model`` under a dotted name that is not taken, and return it: a node's target."""
         *path, last = name.split(".")
-        parent = model
-        for part in path:
-            if part not in parent._modules:
-                parent.add_module(part, nn.Module())
-            parent = parent.get_submodule(part)
-        free, number = last, 0
-        while hasattr(parent, free):
-            number += 1
-            free = f"{last}_{number}"
+        parent = container(model, path)
+        free = free_name(parent, last)
         parent.add_module(free, module)
         return ".".join((*path, free))
 

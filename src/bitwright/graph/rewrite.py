@@ -9,9 +9,10 @@ from torch import fx
 from bitwright.errors import ConfigError, ScheduleError, suggest
 from bitwright.graph.derive import describe_new
 from bitwright.graph.effects import remove_unused
-from bitwright.graph.match.find import Match, Matcher, call_name, is_in_graph
+from bitwright.graph.match.find import Match, Matcher, is_in_graph
 from bitwright.graph.match.index import GraphIndex
 from bitwright.graph.match.pattern import Pattern
+from bitwright.graph.names import node_name
 from bitwright.graph.replace import ReplacePatternBase, ReplaceStrategy
 from bitwright.graph.settle import Settling
 from bitwright.graph.sort import sort_nodes
@@ -115,7 +116,7 @@ class _Rewriter:
         replaced = {o: n for o, n in self._replacements(answer, match).items() if o is not n}
         if replaced:
             self._put(replaced, match, index)
-            names = ", ".join(call_name(old) for old in replaced)
+            names = ", ".join(node_name(old) for old in replaced)
             if len(self.result.notes) == before:
                 self.schedule.note(f"{self.schedule.done} {names}")
         noted = any(not line.startswith("not ") for line in self.result.notes[before:])
@@ -148,7 +149,7 @@ class _Rewriter:
                 node.meta = {**old.meta, **node.meta}
             old.replace_all_uses_with(node, delete_user_cb=lambda user, node=node: user not in new and user is not node)
         scope = next(iter(replaced)).meta.get("scope", "")
-        taken = tuple(dict.fromkeys(call_name(node) for node in match.key))
+        taken = tuple(dict.fromkeys(node_name(node) for node in match.key))
         for node in new:
             node.meta["replaces"] = taken
         describe_new(self.model, new, scope)
@@ -161,7 +162,7 @@ class _Rewriter:
         return tuple(match.nodes[name] for name in self.pattern.anchors)
 
     def _place(self, match: Match) -> str:
-        return ", ".join(call_name(node) for node in self._anchors(match))
+        return ", ".join(node_name(node) for node in self._anchors(match))
 
     def _guard(self, where: str, action: Callable[[], Any]) -> Any:
         """Do what a schedule's author wrote, and name the schedule if it fails."""

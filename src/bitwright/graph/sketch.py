@@ -5,8 +5,8 @@ from typing import Literal
 
 from torch import fx
 
-from bitwright.graph.match.find import call_name
 from bitwright.graph.match.index import instance_of
+from bitwright.graph.names import node_name
 from bitwright.quantizer import TensorQuantizer
 
 Role = Literal["input", "output", "operator", "quantizer"]
@@ -38,5 +38,5 @@ def sketch(model: fx.GraphModule) -> tuple[Spot, ...]:
         elif isinstance(instance, TensorQuantizer):
             role, kind = "quantizer", str(instance.spec)
         inputs = tuple(n.name for n in node.all_input_nodes if n.name in spots)
-        spots[node.name] = Spot(node.name, call_name(node), str(kind), node.meta.get("scope", ""), role, inputs)
+        spots[node.name] = Spot(node.name, node_name(node), str(kind), node.meta.get("scope", ""), role, inputs)
     return tuple(spots.values())

@@ -9,19 +9,20 @@ from torch import nn
 from bitwright.backends import BACKENDS, Backend, find_backend
 from bitwright.errors import ConfigError
 from bitwright.graph import Capture, Leaf, PassResult, capture, check_attributes, read_switches, run_stage, runner
+from bitwright.graph.names import node_name, put_submodule
 from bitwright.graph.pause import collection_paused
 from bitwright.graph.sketch import sketch
 from bitwright.graph.stage import Switches
 from bitwright.nn.operators import operator_of_module
 from bitwright.nn.registry import is_custom, qmodule_for
-from bitwright.prepare.decide import Decision, decide, join_activations, leaf_reason, node_name
+from bitwright.prepare.decide import Decision, decide, join_activations, leaf_reason
 from bitwright.prepare.decide_again import decide_again
 from bitwright.prepare.effects import check_effects
 from bitwright.prepare.ledger import Entry, Ledger, Verdict, attach, is_prepared, ledger_of
 from bitwright.prepare.place import place
 from bitwright.prepare.plan import Plan, plan
 from bitwright.prepare.subjects import Subjects
-from bitwright.prepare.swap import give_quantizers, make, note_quantizers, put_submodule, swap
+from bitwright.prepare.swap import give_quantizers, make, note_quantizers, swap
 from bitwright.prepare.wishes import check, complete
 from bitwright.recipe import Recipe, Subject
 
@@ -93,7 +94,7 @@ def prepare(
             decision.entry.weight = _weight_spec(region, decision)
         region.graph.lint()
         region.recompile()
-    _swap_loose(captured, wishes, target, ledger)
+    _swap_loose(captured, wishes, target, ledger, subjects)
     check_effects(wishes, ledger)
     _note_leaves(captured, ledger)
     attach(captured.model, ledger)
@@ -185,9 +186,8 @@ def _note_leaves(captured: Capture, ledger: Ledger) -> None:
             ledger.entries.append(Entry(path, kind, Verdict.FLOAT, leaf_reason(wish)))
 
 
-def _swap_loose(captured: Capture, wishes: Recipe, target: Backend, ledger: Ledger) -> None:
+def _swap_loose(captured: Capture, wishes: Recipe, target: Backend, ledger: Ledger, subjects: Subjects) -> None:
     """Swap the layers that stand outside of any graph, each with an input quantizer of its own."""
-    subjects = Subjects(captured.model)
     for path in captured.loose:
         module = captured.model.get_submodule(path)
         operator = operator_of_module(module)

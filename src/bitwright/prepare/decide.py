@@ -7,6 +7,7 @@ from torch import fx, nn
 
 from bitwright.backends import Backend
 from bitwright.graph import CapturedModel
+from bitwright.graph.names import node_name
 from bitwright.nn.layer import QuantLayer
 from bitwright.nn.mixins import QuantInputMixin
 from bitwright.nn.operators import Operator, operator_of
@@ -82,11 +83,6 @@ class Decision:
         return inputs and not self.wishes.input.floating, outputs and not self.wishes.output.floating
 
 
-def node_name(node: fx.Node) -> str:
-    """What the user calls a node: the module's qualified name, or the node's name."""
-    return str(node.target) if node.op == "call_module" else node.name
-
-
 def decide(
     model: CapturedModel,
     prefix: str,
@@ -96,6 +92,8 @@ def decide(
     only: set[fx.Node] | None = None,
 ) -> dict[fx.Node, Decision]:
     """Decide for every call in ``model``, or ``only`` for some; names are seen from the whole: it is at ``prefix``."""
+    if only is not None and not only:
+        return {}
     modules = dict(model.named_modules())
     ends = _ends(model, modules) if backend.ends and not prefix else set()
     indices = index_arithmetic(model.graph)

@@ -6,8 +6,9 @@ from torch import fx
 
 from bitwright.backends import Backend
 from bitwright.graph import CapturedModel
+from bitwright.graph.names import node_name
 from bitwright.nn.mixins import QuantInputMixin
-from bitwright.prepare.decide import Decision, decide, node_name
+from bitwright.prepare.decide import Decision, decide
 from bitwright.prepare.ledger import Verdict
 from bitwright.prepare.subjects import Subjects
 from bitwright.prepare.swap import swap

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from torch import fx
 
 from bitwright.graph import CapturedModel
+from bitwright.graph.names import node_name, put_submodule
 from bitwright.prepare.build import build, needed_spec
-from bitwright.prepare.decide import Decision, is_float, node_name
+from bitwright.prepare.decide import Decision, is_float
 from bitwright.prepare.ledger import Verdict
-from bitwright.prepare.swap import put_submodule
 from bitwright.quantizer import TensorQuantizer
 from bitwright.recipe import TensorRecipe
 from bitwright.spec import PerTensor, QuantSpec

@@ -8,6 +8,7 @@ from torch import fx, nn
 from bitwright.backends import Backend
 from bitwright.errors import ConfigError
 from bitwright.graph import CapturedModel
+from bitwright.graph.names import put_submodule
 from bitwright.nn.layer import QuantLayer
 from bitwright.nn.mixins import QuantInputMixin, QuantMixin
 from bitwright.nn.opr import QuantOpr
@@ -109,14 +110,3 @@ def note_quantizers(entry: Entry, module: nn.Module) -> None:
     entry.verdict, entry.reason = Verdict.INTEGER, ""
     specs = {kind: getattr(module, f"_{kind}_quantizer", None) for kind in ("input", "weight")}
     entry.input, entry.weight = ("" if q is None else str(q.spec) for q in specs.values())
-
-
-def put_submodule(model: nn.Module, name: str, module: nn.Module) -> None:
-    """Set a submodule by its dotted name, making containers on the way where there are none."""
-    *path, last = name.split(".")
-    parent = model
-    for part in path:
-        if part not in parent._modules:
-            parent.add_module(part, nn.Module())
-        parent = parent.get_submodule(part)
-    parent._modules[last] = module

@@ -12,7 +12,7 @@ from bitwright.compat.keys import section
 from bitwright.compat.mqbench.fuser_method_mappings import DEFAULT_METHODS, Chain, ConvBNReLUFusion, Fuse
 from bitwright.errors import ConfigError
 from bitwright.graph import Inputs, capture
-from bitwright.prepare.swap import put_submodule
+from bitwright.graph.names import put_submodule
 
 _log = logging.getLogger(__name__)
 KEYS = ["additional_fuser_method_mapping", "additional_fusion_pattern", "additional_qat_module_mapping"]

@@ -17,6 +17,7 @@ from bitwright.graph.guards import is_guard
 from bitwright.graph.match.index import GraphIndex
 from bitwright.graph.match.node import InputMatchType, MatcherNode
 from bitwright.graph.match.pattern import JointChecker, Pattern
+from bitwright.graph.names import node_name
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,12 +155,12 @@ class _Search:
         if checker is None:
             return True
         if (name, node) not in self.verdicts:
-            with _told(f"the checker of {name!r}, at {call_name(node)}"):
+            with _told(f"the checker of {name!r}, at {node_name(node)}"):
                 self.verdicts[name, node] = _verdict(checker(node, self.index.instance(node)))
         return self.verdicts[name, node]
 
     def _ask_joint(self, checker: JointChecker, chosen: dict[str, fx.Node], modules: dict[str, Any]) -> Any:
-        where = ", ".join(call_name(chosen[name]) for name in checker.names)
+        where = ", ".join(node_name(chosen[name]) for name in checker.names)
         with _told(f"the joint checker of {', '.join(map(repr, checker.names))}, at {where}"):
             return checker.check(chosen, modules)
 
@@ -169,7 +170,7 @@ class _Search:
         for name, node in nodes.items():
             strangers = [u for u in node.users if u not in inside and not is_guard(u)]
             if strangers and name not in self.pattern.anchors and not self.pattern.by_name[name].outside_users:
-                reasons = (*reasons, f"{call_name(node)} is also read by {', '.join(call_name(u) for u in strangers)}")
+                reasons = (*reasons, f"{node_name(node)} is also read by {', '.join(node_name(u) for u in strangers)}")
         yield Match(nodes, {name: self.index.instance(node) for name, node in nodes.items()}, reasons)
 
 
@@ -185,11 +186,6 @@ def _told(where: str) -> Iterator[None]:
 def is_in_graph(node: fx.Node) -> bool:
     """Whether a node has not been erased: its neighbours in the graph's list know of it."""
     return node.prev.next is node
-
-
-def call_name(node: fx.Node) -> str:
-    """What a user calls a node: the name of the module, or else of the node."""
-    return str(node.target) if node.op == "call_module" else node.name
 
 
 def _verdict(answer: Any) -> Any:

@@ -9,6 +9,7 @@ from torch import fx, nn
 
 from bitwright.graph.match.inputs import inputs_of
 from bitwright.graph.match.node import Kind, MatcherNode
+from bitwright.graph.names import attribute_of
 from bitwright.nn.operators import operator_of, operator_of_module
 from bitwright.nn.registry import QMODULES
 
@@ -64,10 +65,7 @@ def instance_of(node: fx.Node, model: nn.Module) -> Any:
     if node.op == "call_module":
         return model.get_submodule(str(node.target))
     if node.op == "get_attr":
-        value: Any = model
-        for part in str(node.target).split("."):
-            value = getattr(value, part)
-        return value
+        return attribute_of(model, str(node.target))
     if node.op == "call_method":
         return getattr(torch.Tensor, str(node.target), None)
     return node.target if node.op == "call_function" else None

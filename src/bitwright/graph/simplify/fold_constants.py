@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from bitwright.graph.build import attribute_of
 from bitwright.graph.model import CapturedModel
+from bitwright.graph.names import attribute_of, free_name
 from bitwright.graph.purity import only_computes, written_attributes
 from bitwright.graph.schedule import register_schedule
 
@@ -66,7 +66,7 @@ class _Folder:
             value = self.value(node)
         if value.numel() > LARGEST:
             return f"not folded: {node.name}, its result has {value.numel()} values"
-        name = _free_name(self.model, f"constant_{node.name}")
+        name = free_name(self.model, f"constant_{node.name}")
         self.model.register_buffer(name, value.detach().clone(), persistent=False)
         with self.model.graph.inserting_before(node):
             buffer = self.model.graph.create_node("get_attr", name, (), {})
@@ -99,11 +99,3 @@ def _why_changing(model: CapturedModel, node: fx.Node, written: set[str], persis
         return "the model writes into it"
     saved = name in owner._buffers and name not in owner._non_persistent_buffers_set
     return f"buffer {target} may be loaded anew" if saved and not persistent else None
-
-
-def _free_name(model: nn.Module, wish: str) -> str:
-    name, count = wish, 0
-    while hasattr(model, name):
-        count += 1
-        name = f"{wish}_{count}"
-    return name
