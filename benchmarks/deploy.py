@@ -27,8 +27,8 @@ from rich.table import Table
 
 import bitwright as bw
 from benchmarks.nets import NETS, example_input, randomize_batchnorm
-from bitwright.verify import RUNTIMES, RuntimeProof, onnx_file
-from bitwright.verify.runtime import Session
+from bitwright.verification import RUNTIMES, RuntimeProof, onnx_file
+from bitwright.verification.runtimes.base import Session
 
 RUNS = 20
 

@@ -45,7 +45,7 @@ class Chain(nn.Module):
 
 
 class Watch:
-    """Adds up the time spent in functions of ``bitwright.prepare``, by stage."""
+    """Adds up the time spent in functions of ``bitwright.preparation``, by stage."""
 
     def __init__(self) -> None:
         self.times: dict[str, float] = defaultdict(float)
@@ -66,11 +66,13 @@ class Watch:
     def prepare(self, model: nn.Module, example: torch.Tensor) -> dict[str, float]:
         """Prepare, and return the seconds of each stage and of the whole."""
         self.times.clear()
-        home = importlib.import_module("bitwright.prepare")
-        own = {name: getattr(home, name) for name in ("capture", "decide", "swap", "place", "run_stage")}
+        home = importlib.import_module("bitwright.preparation.pipeline")
+        own = {name: getattr(home, name) for name in ("capture_model", "decide", "swap", "place", "run_stage")}
         try:
             for name, function in own.items():
-                setattr(home, name, self.watched(function, None if name == "run_stage" else name))
+                setattr(
+                    home, name, self.watched(function, None if name == "run_stage" else name.removesuffix("_model"))
+                )
             start = time.process_time()
             bw.prepare(model, example)
             return {**self.times, "whole": time.process_time() - start}

@@ -1,24 +1,12 @@
 """Bitwright quantizes PyTorch models, writes the file the hardware runs, and proves that the two agree."""
 
 import importlib
-import sys
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from bitwright.analyze import analyze
-    from bitwright.calibrate import calibrate
-    from bitwright.compat.mqbench import (
-        BackendType,
-        disable_all,
-        enable_all,
-        enable_calibration,
-        enable_calibration_quantization,
-        enable_calibration_woquantization,
-        enable_quantization,
-        prepare_by_platform,
-    )
-    from bitwright.export import export
+    from bitwright.analysis import analyze
+    from bitwright.calibration import calibrate
+    from bitwright.exporting import export
     from bitwright.graph import (
         InputMatchType,
         MatcherNode,
@@ -27,40 +15,32 @@ if TYPE_CHECKING:
         explain_capture,
         register_schedule,
     )
+    from bitwright.module_swap import swap_modules
     from bitwright.nn.norm import freeze_batchnorm, unfreeze_batchnorm
-    from bitwright.prepare import ledger_of, plan, prepare
+    from bitwright.preparation import ledger_of, plan, prepare
     from bitwright.quantizer import QuantDescriptor, TensorQuantizer
     from bitwright.recipe import Recipe, Rule
-    from bitwright.report import report
+    from bitwright.reporting import report
     from bitwright.spec import QuantSpec
-    from bitwright.swap_modules import swap_modules
-    from bitwright.verify import run_file, verify
+    from bitwright.verification import run_file, verify
 
 __version__ = "0.1.0"
 
 # Names load on first use, so that `import bitwright` costs nothing and `bitwright --help` needs no torch.
 _HOMES = {
-    "calibrate": "bitwright.calibrate",
-    "export": "bitwright.export",
+    "calibrate": "bitwright.calibration",
+    "export": "bitwright.exporting",
     "explain_capture": "bitwright.graph",
     "freeze_batchnorm": "bitwright.nn.norm",
     "unfreeze_batchnorm": "bitwright.nn.norm",
-    "analyze": "bitwright.analyze",
-    "ledger_of": "bitwright.prepare",
-    "report": "bitwright.report",
-    "run_file": "bitwright.verify",
-    "verify": "bitwright.verify",
-    "swap_modules": "bitwright.swap_modules",
-    "plan": "bitwright.prepare",
-    "prepare_by_platform": "bitwright.compat.mqbench",
-    "BackendType": "bitwright.compat.mqbench",
-    "enable_calibration": "bitwright.compat.mqbench",
-    "enable_calibration_woquantization": "bitwright.compat.mqbench",
-    "enable_calibration_quantization": "bitwright.compat.mqbench",
-    "enable_quantization": "bitwright.compat.mqbench",
-    "disable_all": "bitwright.compat.mqbench",
-    "enable_all": "bitwright.compat.mqbench",
-    "prepare": "bitwright.prepare",
+    "analyze": "bitwright.analysis",
+    "ledger_of": "bitwright.preparation",
+    "report": "bitwright.reporting",
+    "run_file": "bitwright.verification",
+    "verify": "bitwright.verification",
+    "swap_modules": "bitwright.module_swap",
+    "plan": "bitwright.preparation",
+    "prepare": "bitwright.preparation",
     "InputMatchType": "bitwright.graph",
     "MatcherNode": "bitwright.graph",
     "ReplacePatternBase": "bitwright.graph",
@@ -74,7 +54,6 @@ _HOMES = {
 }
 
 __all__ = [
-    "BackendType",
     "InputMatchType",
     "MatcherNode",
     "QuantDescriptor",
@@ -86,19 +65,12 @@ __all__ = [
     "TensorQuantizer",
     "analyze",
     "calibrate",
-    "disable_all",
-    "enable_all",
-    "enable_calibration",
-    "enable_calibration_quantization",
-    "enable_calibration_woquantization",
-    "enable_quantization",
     "explain_capture",
     "export",
     "freeze_batchnorm",
     "ledger_of",
     "plan",
     "prepare",
-    "prepare_by_platform",
     "register_schedule",
     "report",
     "run_file",
@@ -108,23 +80,13 @@ __all__ = [
 ]
 
 
-class _Package(ModuleType):
-    """A package whose functions may bear the names of the modules they live in: the function wins."""
-
-    def __setattr__(self, name: str, value: object) -> None:
-        if name in _HOMES and isinstance(value, ModuleType):
-            return
-        super().__setattr__(name, value)
-
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
-        if name not in _HOMES:
-            raise AttributeError(f"module 'bitwright' has no attribute {name!r}")
-        value = getattr(importlib.import_module(_HOMES[name]), name)
-        setattr(self, name, value)
-        return value
-
-    def __dir__(self) -> list[str]:
-        return sorted({*super().__dir__(), *_HOMES})
+def __getattr__(name: str) -> Any:  # noqa: ANN401
+    if name not in _HOMES:
+        raise AttributeError(f"module 'bitwright' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
 
 
-sys.modules[__name__].__class__ = _Package
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 import bitwright as bw
 from bitwright.errors import require
 from bitwright.progress import track
-from bitwright.report.text import count, percent
-from bitwright.verify import run_file
+from bitwright.reporting.text import count, percent
+from bitwright.verification import run_file
 
 OUTPUT = Path("out/demo")
 EPOCHS = 18

@@ -11,7 +11,7 @@ from bitwright.cli.output import print_json, print_table, print_text, stdout_kep
 if TYPE_CHECKING:
     from torch import nn
 
-    from bitwright.prepare import Entry, Ledger
+    from bitwright.preparation import Entry, Ledger
 
 EPILOG = "Example: bitwright inspect mypkg.nets:build --shape 1,3,224,224 --backend openvino"
 EXAMPLE_NAME = "example_inputs"
@@ -51,7 +51,7 @@ def _dry_run(
 ) -> "Ledger":
     from bitwright.cli.load import load, load_model
     from bitwright.cli.wishes import read_wishes
-    from bitwright.prepare import ledger_of, prepare
+    from bitwright.preparation import ledger_of, prepare
 
     with step("building the model"):
         load(target, "the model")  # its module may register what the wishes name

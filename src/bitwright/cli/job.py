@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import nn
 
-from bitwright.analyze import analyze
+from bitwright.analysis import analyze
 from bitwright.backends import Backend
-from bitwright.calibrate import calibrate
+from bitwright.calibration import calibrate
 from bitwright.cli.inputs import Batches, call_if_function, cut_to_model, read_batches
 from bitwright.cli.load import load, load_model
 from bitwright.cli.output import step
@@ -18,9 +18,9 @@ from bitwright.cli.scores import DeployedModel, Scores, first_scores, missed_dro
 from bitwright.cli.summary import Outcome
 from bitwright.cli.wishes import read_wishes
 from bitwright.errors import ConfigError, require
-from bitwright.export import export
+from bitwright.exporting import export
 from bitwright.files import check_output
-from bitwright.prepare import ledger_of, prepare
+from bitwright.preparation import ledger_of, prepare
 from bitwright.recipe import Recipe
 
 REPORT = "report.html"
@@ -91,8 +91,8 @@ class Job:
 
     def run(self) -> Outcome:
         """Quantize, export, verify, evaluate and report."""
-        from bitwright.report import report
-        from bitwright.verify import run_file, verify
+        from bitwright.reporting import report
+        from bitwright.verification import run_file, verify
 
         with step("building the model"):
             model = load_model(self.target)
@@ -153,7 +153,7 @@ def check_extras(backend: Backend, runtimes: Iterable[str] | None) -> None:
     """Make sure that the file can be written, and run somewhere."""
     for package in ("onnx", "onnxscript"):
         require(package, "onnx", "ONNX export")
-    from bitwright.verify import RUNTIMES
+    from bitwright.verification import RUNTIMES
 
     if runtimes:
         for name in runtimes:

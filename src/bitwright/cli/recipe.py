@@ -46,7 +46,7 @@ def show(
     json: Json = False,
 ) -> None:
     """Check a recipe, also against its backend, and print it as it is read."""
-    from bitwright.prepare import check_wishes
+    from bitwright.preparation import check_wishes
     from bitwright.recipe import Recipe
 
     recipe = Recipe.parse(source)

@@ -7,9 +7,9 @@ from typing import Any
 
 from bitwright.cli.output import print_json, print_table, print_text
 from bitwright.cli.scores import Scores
-from bitwright.prepare import Ledger
-from bitwright.report.text import megabytes, percent
-from bitwright.verify import Proof, RuntimeProof
+from bitwright.preparation import Ledger
+from bitwright.reporting.text import megabytes, percent
+from bitwright.verification import Proof, RuntimeProof
 
 _MOST_FLOAT = 10
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from bitwright.backends import Backend
-from bitwright.prepare import check_wishes
+from bitwright.preparation import check_wishes
 from bitwright.recipe import Recipe
 
 

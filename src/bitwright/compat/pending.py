@@ -14,7 +14,7 @@ import torch
 from torch import fx, nn
 
 from bitwright.graph import Inputs
-from bitwright.prepare.ledger import WAITING
+from bitwright.preparation.ledger import WAITING
 
 Finish = Callable[[nn.Module, Inputs], nn.Module]
 

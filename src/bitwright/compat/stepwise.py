@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from bitwright.calibrate import make_room_for_bias
+from bitwright.calibration import make_room_for_bias
 from bitwright.errors import ConfigError
 from bitwright.nn.mixins import QuantMixin
 from bitwright.quantizer import Phase, TensorQuantizer, quantizers

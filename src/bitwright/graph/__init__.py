@@ -1,19 +1,19 @@
 """The graph: capture of a model, and the schedules that rewrite it."""
 
-from bitwright.graph import fuse, simplify
-from bitwright.graph.attributes import check_attributes
-from bitwright.graph.capture import Capture, capture
-from bitwright.graph.differences import runner
-from bitwright.graph.explain import Explanation, explain_capture
-from bitwright.graph.guards import is_guard
+from bitwright.graph.capture.attributes import check_attributes
+from bitwright.graph.capture.explain import Explanation, explain_capture
+from bitwright.graph.capture.guards import is_guard
+from bitwright.graph.capture.leaves import Leaf
+from bitwright.graph.capture.run import Capture, capture_model
 from bitwright.graph.inputs import Inputs
-from bitwright.graph.leaves import Leaf
 from bitwright.graph.match import InputMatchingType, InputMatchType, Match, Matcher, MatcherNode, MatchingNode, Pattern
 from bitwright.graph.model import CapturedModel
-from bitwright.graph.replace import ReplacePatternBase, ReplaceStrategy
-from bitwright.graph.rewrite import PassResult
-from bitwright.graph.schedule import SCHEDULES, register_schedule
-from bitwright.graph.stage import read_switches, run_stage
+from bitwright.graph.passes import fuse, simplify
+from bitwright.graph.rewriting.differences import runner
+from bitwright.graph.rewriting.replace import ReplacePatternBase, ReplaceStrategy
+from bitwright.graph.rewriting.rewrite import PassResult
+from bitwright.graph.rewriting.schedule import SCHEDULES, register_schedule
+from bitwright.graph.rewriting.stage import read_switches, run_stage
 
 __all__ = [
     "SCHEDULES",
@@ -32,7 +32,7 @@ __all__ = [
     "Pattern",
     "ReplacePatternBase",
     "ReplaceStrategy",
-    "capture",
+    "capture_model",
     "check_attributes",
     "explain_capture",
     "fuse",

@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from bitwright.graph.capture.tracer import TensorInfo
 from bitwright.graph.model import CapturedModel
 from bitwright.graph.names import attribute_of, free_name
-from bitwright.graph.tracer import TensorInfo
 
 
 class NodeBuilder:

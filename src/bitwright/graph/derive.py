@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from bitwright.graph.capture.tracer import TensorInfo
 from bitwright.graph.effects import has_effect, is_pure
 from bitwright.graph.match.index import instance_of
-from bitwright.graph.tracer import TensorInfo
 from bitwright.modes import eval_mode
 
 _UNKNOWN = object()

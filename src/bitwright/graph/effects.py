@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
-from bitwright.graph.guards import is_guard
+from bitwright.graph.capture.guards import is_guard
+from bitwright.graph.capture.proxy import IN_PLACE_OPERATORS, set_item
+from bitwright.graph.capture.tracer import store
 from bitwright.graph.match.find import is_in_graph
-from bitwright.graph.proxy import IN_PLACE_OPERATORS, set_item
-from bitwright.graph.tracer import store
 
 WRITERS = {*IN_PLACE_OPERATORS, set_item}
 # Functions from here have no effect but their value, as far as they do not write.

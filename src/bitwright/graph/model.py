@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 
-from bitwright.graph.guards import check_constant
+from bitwright.graph.capture.guards import check_constant
 
 
 def _is_hooks(name: str) -> bool:

@@ -3,8 +3,8 @@
 from torch import fx, nn
 
 from bitwright.graph.build import has_hooks, module_of
+from bitwright.graph.capture.tracer import store
 from bitwright.graph.effects import is_pure, writes
-from bitwright.graph.tracer import store
 
 _RANDOM = ("rand", "normal", "bernoulli", "multinomial", "dropout", "gumbel", "poisson", "rrelu", "seed", "assert")
 _WITH_STATE = (

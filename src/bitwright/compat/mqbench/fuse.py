@@ -11,7 +11,7 @@ from torch import fx, nn
 from bitwright.compat.keys import section
 from bitwright.compat.mqbench.fuser_method_mappings import DEFAULT_METHODS, Chain, ConvBNReLUFusion, Fuse
 from bitwright.errors import ConfigError
-from bitwright.graph import Inputs, capture
+from bitwright.graph import Inputs, capture_model
 from bitwright.graph.names import put_submodule
 
 _log = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ def fuse_chains(
     if not wanted:
         return model
     classes = {cls for chain in wanted for cls in chain if any(type(m) is cls for m in model.modules())}
-    captured = capture(model, inputs, leaves=classes, **capturing)
+    captured = capture_model(model, inputs, leaves=classes, **capturing)
     whole = copy.deepcopy(model)
     done: set[str] = set()
     unused = set(wanted)

@@ -12,10 +12,10 @@ from bitwright.compat.mqbench.translate import ExtraConfig, read_config
 from bitwright.compat.pending import keep_modes, postpone
 from bitwright.errors import ConfigError, UnknownNameError, suggest
 from bitwright.graph import Inputs, check_attributes
-from bitwright.graph.leaves import find_leaves
+from bitwright.graph.capture.leaves import find_leaves
 from bitwright.nn.registry import serving
-from bitwright.prepare import check_wishes, prepare
-from bitwright.prepare.ledger import is_prepared
+from bitwright.preparation import check_wishes, prepare
+from bitwright.preparation.ledger import is_prepared
 
 
 def prepare_by_platform(

@@ -14,7 +14,7 @@ from bitwright.compat.mqbench.fuser_method_mappings import Chain, Fuse
 from bitwright.compat.mqbench.qconfig import read_qconfig
 from bitwright.compat.mqbench.selection import added_type, read_selection
 from bitwright.errors import ConfigError
-from bitwright.graph.leaves import spell
+from bitwright.graph.capture.leaves import spell
 from bitwright.recipe import Recipe
 
 KEYS = [

@@ -23,8 +23,8 @@ def enable_onnx_export() -> Iterator[None]:
     def export(model: Any, *args: Any, **kwargs: Any) -> Any:
         if not isinstance(model, nn.Module) or not quantizers(model):
             return original(model, *args, **kwargs)
-        from bitwright.export.deploy import deploy
-        from bitwright.export.translate import translations
+        from bitwright.exporting.deploy import deploy
+        from bitwright.exporting.translate import translations
 
         options = {**kwargs, "dynamo": True, "opset_version": max(kwargs.get("opset_version") or OPSET, OPSET)}
         options["custom_translation_table"] = {**translations(), **(kwargs.get("custom_translation_table") or {})}

@@ -13,7 +13,7 @@ from bitwright.compat.quantrans.quantops.builder import QUANLAYERS
 from bitwright.compat.quantrans.replace import quantized_twin
 from bitwright.compat.quantrans.special import SpecialLayers, check_names
 from bitwright.errors import ConfigError, UnknownNameError, suggest
-from bitwright.swap_modules import replace_modules
+from bitwright.module_swap import replace_modules
 
 _log = logging.getLogger(__name__)
 

@@ -9,9 +9,9 @@ from torch import Tensor, fx, nn
 from bitwright.errors import ConfigError
 from bitwright.graph import CapturedModel, Inputs
 from bitwright.graph.inputs import bind_inputs
+from bitwright.graph.names import node_name
 from bitwright.modes import eval_mode
 from bitwright.nn.mixins import QuantMixin
-from bitwright.prepare import node_name
 from bitwright.quantizer import Phase, TensorQuantizer
 
 Checker = Callable[[Tensor, Tensor], Any]

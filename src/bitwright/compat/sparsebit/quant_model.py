@@ -15,10 +15,10 @@ from bitwright.compat.sparsebit.rename import rename_ends
 from bitwright.compat.sparsebit.specific import check_patterns
 from bitwright.compat.sparsebit.translate import to_recipe
 from bitwright.errors import CalibrationError, ConfigError
-from bitwright.export import export
+from bitwright.exporting import export
 from bitwright.graph import Inputs
-from bitwright.graph.leaves import find_leaves
-from bitwright.prepare import ledger_of, prepare
+from bitwright.graph.capture.leaves import find_leaves
+from bitwright.preparation import ledger_of, prepare
 
 
 class QuantModel(nn.Module):

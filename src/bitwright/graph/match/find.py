@@ -13,7 +13,7 @@ from typing import Any
 from torch import fx
 
 from bitwright.errors import ScheduleError
-from bitwright.graph.guards import is_guard
+from bitwright.graph.capture.guards import is_guard
 from bitwright.graph.match.index import GraphIndex
 from bitwright.graph.match.node import InputMatchType, MatcherNode
 from bitwright.graph.match.pattern import JointChecker, Pattern

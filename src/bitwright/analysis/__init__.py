@@ -1,0 +1,6 @@
+"""Analyze: what quantization does to every operator of a calibrated model: error, clipping, distribution."""
+
+from bitwright.analysis.run import analyze, outline
+from bitwright.analysis.stats import Histogram, LayerStats, TensorStats
+
+__all__ = ["Histogram", "LayerStats", "TensorStats", "analyze", "outline"]

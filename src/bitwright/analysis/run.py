@@ -1,0 +1,68 @@
+"""analyze: run a calibrated model in float and quantized, and compare the two operator by operator."""
+
+import copy
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from bitwright.analysis.rows import rows_of
+from bitwright.analysis.stats import LayerStats
+from bitwright.analysis.watch import Record, unchanged, watched
+from bitwright.calibration import as_batches, as_inputs
+from bitwright.errors import CalibrationError
+from bitwright.graph import Inputs
+from bitwright.preparation import ledger_of
+from bitwright.progress import track
+from bitwright.quantizer import Phase, quantizers
+
+
+def outline(model: nn.Module) -> list[LayerStats]:
+    """What is known of a prepared model without running it: verdicts, specs and, once calibrated, ranges."""
+    return [row.stats for row in rows_of(model)]
+
+
+def analyze(model: nn.Module, batches: Iterable[Any], *, progress: bool | None = None) -> list[LayerStats]:
+    """Run a calibrated model in float and quantized, and compare the two operator by operator.
+
+    Quantizers that are off stay off. One batch's activations are held at a time, and O(bins) of all others.
+
+    Args:
+        model: what ``calibrate`` returned; it is afterwards as it was before.
+        batches: data as for ``calibrate``.
+        progress: show a progress bar; by default only on a terminal.
+
+    Returns:
+        First the quantized inputs and constants of graphs, then every operator of the ledger in its order.
+    """
+    count = len(ledger_of(model).example.args)
+    rows, found = rows_of(model), list(quantizers(model).values())
+    active = {q for q in found if Phase.QUANTIZE in q.phase}
+    if not active:
+        raise CalibrationError("no quantizer of the model is quantizing: calibrate it before analyzing it")
+    record, number = Record(), 0
+    with torch.no_grad(), torch.random.fork_rng(devices=[]), unchanged(model), watched(model, rows, record):
+        for row in rows:
+            row.measure_weight()
+        for number, batch in enumerate(track(as_batches(batches), "analyzing", show=progress), start=1):
+            inputs, state = as_inputs(batch, count), torch.get_rng_state()
+            record.clear()
+            for record.quantized in (False, True):
+                for quantizer in found:
+                    on = record.quantized and quantizer in active
+                    quantizer.phase = Phase.QUANTIZE if on else Phase.OFF
+                torch.set_rng_state(state)
+                _run(model, copy.deepcopy(inputs), number)
+    if not number:
+        raise CalibrationError("the data to analyze with is empty: it gave no batch")
+    return [row.result() for row in rows]
+
+
+def _run(model: nn.Module, inputs: Inputs, number: int) -> None:
+    try:
+        model(*inputs.args, **inputs.kwargs)
+    except Exception as error:
+        raise CalibrationError(
+            f"the model refuses batch {number} {inputs} while being analyzed: {type(error).__name__}: {error}"
+        ) from error

@@ -1,0 +1,277 @@
+"""The deployed twin of a prepared model: weights and biases as integers, quantizers where a runtime needs them.
+
+Each call in the graph becomes a module with the name of its node, so that the exporter's record of module names says
+which node an ONNX operator came from.
+"""
+
+import copy
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from bitwright.errors import ExportError
+from bitwright.exporting.modules import (
+    Call,
+    DeployedFunction,
+    DeployedLayer,
+    DeployedQuantizer,
+    FloatLayer,
+    GlobalAveragePool,
+    KeepFloat,
+    as_integers,
+)
+from bitwright.graph import CapturedModel
+from bitwright.graph.capture.objects import make_results_plain
+from bitwright.graph.names import attribute_of, put_submodule
+from bitwright.graph.passes.fold.expression import Expression
+from bitwright.nn.attention import QuantMultiheadAttention
+from bitwright.nn.functional import QuantFunction
+from bitwright.nn.layer import QuantLayer
+from bitwright.nn.mixins import QuantMixin
+from bitwright.nn.operators import operator_of
+from bitwright.quantizer import Phase, TensorQuantizer, quantizers
+
+SITES = "at"  # modules that stand for single nodes live under this name
+
+
+def deploy(model: nn.Module) -> nn.Module:
+    """Return the deployed twin of a calibrated model; the model itself is left untouched."""
+    waiting = [q.label or name for name, q in quantizers(model).items() if Phase.QUANTIZE not in q.phase and not q.held]
+    if waiting:
+        more = f" and {len(waiting) - 3} more" if len(waiting) > 3 else ""
+        raise ExportError(f"not quantizing yet: {', '.join(waiting[:3])}{more}; calibrate the model first")
+    twin = copy.deepcopy(model).eval()
+    for parameter in twin.parameters():
+        parameter.requires_grad_(False)
+    with torch.no_grad():
+        if isinstance(twin, CapturedModel):
+            make_results_plain(twin.graph)
+            _deploy_graph(twin)
+        for name, module in list(twin.named_modules()):
+            if isinstance(module, CapturedModel) and name:
+                _deploy_graph(module)
+            elif isinstance(module, QuantFunction) or not isinstance(module, QuantLayer):
+                continue
+            else:
+                held = module.weight_quantizer.held
+                put_submodule(twin, name, FloatLayer(module) if held else DeployedLayer(module))
+        _deploy_own_quantizers(twin)
+    return twin
+
+
+def _deploy_own_quantizers(twin: nn.Module) -> None:
+    """Settle the quantizers inside users' QModules and forwards: weights are stored as integers."""
+    for module in list(twin.modules()):
+        if isinstance(module, QuantFunction):
+            continue
+        for name, weight in _stored_weights(module).items():
+            quantizer = module.get_submodule(name)
+            if isinstance(quantizer, TensorQuantizer) and not quantizer.held:
+                put_submodule(module, name, _settled(module, as_integers(weight, quantizer)))
+        for name, quantizer in list(module._modules.items()):
+            if isinstance(quantizer, TensorQuantizer) and not quantizer.held:
+                module._modules[name] = _settled(module, DeployedQuantizer(quantizer))
+
+
+def _settled(module: nn.Module, deployed: nn.Module) -> nn.Module:
+    """Keep onnxruntime from rewriting attention, which it gets wrong; seen with 1.31.
+
+    It does not load a file in which a quantizer feeds a Transpose and something else, and rounds the inputs of a
+    projection whose weight alone is quantized (MatMulNBits).
+    """
+    return nn.Sequential(deployed, KeepFloat()) if isinstance(module, QuantMultiheadAttention) else deployed
+
+
+def _stored_weights(module: Any) -> dict[str, torch.Tensor]:  # noqa: ANN401
+    """The constants that a module quantizes, by the names of their quantizers."""
+    if isinstance(module, QuantMixin):
+        return module.stored_weights()
+    weight = getattr(module, "weight", None)
+    own = isinstance(weight, torch.Tensor) and isinstance(module._modules.get("_weight_quantizer"), TensorQuantizer)
+    return {"_weight_quantizer": weight} if own else {}
+
+
+def float_twin(model: nn.Module) -> nn.Module:
+    """A copy of a model without quantization, in which every call of a graph is a module named after its node."""
+    twin = copy.deepcopy(model).eval()
+    for quantizer in quantizers(twin).values():
+        quantizer.off()
+    if isinstance(twin, CapturedModel):
+        make_results_plain(twin.graph)
+    for module in [twin, *twin.modules()]:
+        if isinstance(module, CapturedModel):
+            _name_calls(module)
+    return twin
+
+
+def _deploy_graph(model: CapturedModel) -> None:
+    modules = dict(model.named_modules())
+    for node in list(model.graph.nodes):
+        module = modules.get(str(node.target)) if node.op == "call_module" else None
+        if isinstance(module, QuantFunction):
+            _deploy_function(model, node, module)
+    for rewrite in (_drop_redundant_activations, _requantize_carried, _guard_float_layers):
+        rewrite(model, dict(model.named_modules()))
+    _name_calls(model)
+
+
+def _deploy_function(model: CapturedModel, node: fx.Node, function: QuantFunction) -> None:
+    """Store the weight and bias of a function as integers where they are constants."""
+    names = ("input", "weight", "bias")
+    given: dict[str, Any] = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+    weight, bias = given.get("weight"), given.get("bias")
+    constants = [n is None or Expression.possible(n) for n in (weight, bias)]
+    if not all(constants) or not isinstance(weight, fx.Node):
+        return
+    values: list[Any] = [None if n is None else Expression(model, n)() for n in (weight, bias)]
+    name = f"{SITES}.{node.name}"
+    put_submodule(model, name, DeployedFunction(function, values[0], values[1]))
+    rest = {k: v for k, v in node.kwargs.items() if k not in names}
+    with model.graph.inserting_before(node):
+        call = model.graph.call_module(name, (given["input"], *node.args[3:]), rest)
+    call.meta.update(node.meta)
+    node.replace_all_uses_with(call)
+    model.graph.erase_node(node)
+
+
+def _guard_float_layers(model: CapturedModel, modules: dict[str, nn.Module]) -> None:
+    """Make sure that what stays float is not quantized by the runtime: layers with a weight, and what it gets wrong."""
+    for node in list(model.graph.nodes):
+        operator = operator_of(node, modules)
+        if node.meta.get("keep_float"):
+            for source in node.all_input_nodes:
+                if source.meta.get("tensor") is not None:
+                    _guard(model, source, [node])
+        elif operator is not None and operator.weight and not isinstance(modules.get(str(node.target)), QuantLayer):
+            _guard(model, node, list(node.users))
+
+
+def _guard(model: CapturedModel, tensor: fx.Node, users: list[fx.Node]) -> None:
+    name = f"{SITES}.{tensor.name}_kept_float"
+    put_submodule(model, name, KeepFloat())
+    with model.graph.inserting_after(tensor):
+        guard = model.graph.call_module(name, (tensor,))
+    guard.meta["tensor"] = tensor.meta.get("tensor")
+    for user in users:
+        user.replace_input_with(tensor, guard)
+
+
+def _drop_redundant_activations(model: CapturedModel, modules: dict[str, nn.Module]) -> None:
+    """Remove ReLU and clamps whose effect the quantizer after them has anyway: it saturates at the same values."""
+    for node in list(model.graph.nodes):
+        limits = _limits(node, modules)
+        if limits is None or len(node.users) != 1:
+            continue
+        after = next(iter(node.users))
+        quantizer = modules.get(str(after.target)) if after.op == "call_module" else None
+        if not isinstance(quantizer, TensorQuantizer) or quantizer.held or quantizer.scale.ndim:
+            continue
+        scale, zero_point = (p.item() for p in quantizer.qparams())
+        lowest = round(limits[0] / scale) + zero_point if limits[0] is not None else quantizer.spec.qmin
+        highest = round(limits[1] / scale) + zero_point if limits[1] is not None else quantizer.spec.qmax
+        if lowest <= quantizer.spec.qmin and highest >= quantizer.spec.qmax:
+            node.replace_all_uses_with(node.args[0])  # pyrefly: ignore
+            model.graph.erase_node(node)
+
+
+def _limits(node: fx.Node, modules: dict[str, nn.Module]) -> tuple[float | None, float | None] | None:
+    """The lowest and highest value an activation lets pass, if it is a plain clamp with known limits."""
+    operator = operator_of(node, modules)
+    if operator is None or len(node.all_input_nodes) != 1:
+        return None
+    if operator.name == "relu":
+        return 0.0, None
+    if operator.name == "relu6":
+        return 0.0, 6.0
+    if operator.name != "clamp":
+        return None
+    if node.op == "call_module":
+        module: Any = modules[str(node.target)]
+        return module.min_val, module.max_val
+    names = ("min_val", "max_val") if "hardtanh" in str(node.target) else ("min", "max")
+    default = (-1.0, 1.0) if names[0] == "min_val" else (None, None)
+    found: list[Any] = [
+        node.kwargs.get(name, node.args[i + 1] if len(node.args) > i + 1 else default[i])
+        for i, name in enumerate(names)
+    ]
+    return (found[0], found[1]) if all(v is None or isinstance(v, int | float) for v in found) else None
+
+
+def _requantize_carried(model: CapturedModel, modules: dict[str, nn.Module]) -> None:
+    """Repeat the quantizer after each operator that carries its scale on: runtimes look for one at every integer input.
+
+    The values are on the grid already: in the simulation the repetition changes nothing, so it is only made here.
+    """
+    carried: dict[fx.Node, str] = {}
+    wanted = _leads_to_quantized(model, modules)
+    for node in list(model.graph.nodes):
+        if node.op == "call_module" and isinstance(modules.get(str(node.target)), TensorQuantizer):
+            carried[node] = str(node.target)
+            continue
+        operator = operator_of(node, modules)
+        module = modules.get(str(node.target)) if node.op == "call_module" else None
+        source = node.args[0] if node.args else None
+        if operator is None or not isinstance(source, fx.Node) or source not in carried:
+            continue
+        if not operator.carries_scale(node, module):
+            continue
+        carried[node] = carried[source]
+        if node.meta.get("tensor") is None or node not in wanted:
+            continue
+        with model.graph.inserting_after(node):
+            again = model.graph.create_node("call_module", carried[source], (node,), name=f"{node.name}_carried")
+        node.replace_all_uses_with(again, delete_user_cb=lambda user, own=again: user is not own)
+        again.meta.update(node.meta)
+        carried[again] = carried[source]
+
+
+def _leads_to_quantized(model: CapturedModel, modules: dict[str, nn.Module]) -> set[fx.Node]:
+    """The nodes whose values reach an integer operator before anything else computes on them."""
+    reach: set[fx.Node] = set()
+    for node in reversed(list(model.graph.nodes)):
+        for user in node.users:
+            module = modules.get(str(user.target)) if user.op == "call_module" else None
+            operator = operator_of(user, modules)
+            if operator is not None and operator.carries_scale(user, module):
+                reach.update({node} if user in reach else set())
+            elif user.op != "output" and user.meta.get("integer"):
+                reach.add(node)
+    return reach
+
+
+def _name_calls(model: CapturedModel) -> None:
+    modules = dict(model.named_modules())
+    for node in model.graph.nodes:
+        if _pools_globally(node, modules):
+            replacement: nn.Module = GlobalAveragePool()
+        elif node.op in ("call_function", "call_method") and node.meta.get("tensor") is not None:
+            replacement = Call(node)
+        elif node.op == "call_module" and isinstance(modules.get(str(node.target)), TensorQuantizer):
+            replacement = _deployed_quantizer(model, node, modules[str(node.target)])
+        else:
+            continue
+        node.op, node.target = "call_module", f"{SITES}.{node.name}"
+        put_submodule(model, node.target, replacement)
+    model.recompile()
+
+
+def _deployed_quantizer(model: CapturedModel, node: fx.Node, quantizer: Any) -> nn.Module:  # noqa: ANN401
+    """Quantize while running, or store the integers where the tensor is a constant."""
+    source = node.args[0]
+    if Phase.QUANTIZE in quantizer.phase and isinstance(source, fx.Node) and source.op == "get_attr":
+        return as_integers(attribute_of(model, str(source.target)), quantizer)
+    return DeployedQuantizer(quantizer)
+
+
+def _pools_globally(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
+    operator = operator_of(node, modules)
+    if operator is None or not operator.name.startswith("adaptive_avg_pool"):
+        return False
+    if node.op == "call_module":
+        size = modules[str(node.target)].output_size
+    else:
+        size = node.kwargs.get("output_size", node.args[1] if len(node.args) > 1 else None)
+    info = node.meta.get("tensor")
+    batched = info is not None and len(info.shape) == int(operator.name[-2]) + 2
+    return batched and all(s == 1 for s in (size if isinstance(size, tuple | list) else (size,)))

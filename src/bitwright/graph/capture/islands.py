@@ -1,0 +1,51 @@
+"""The parts of a module that runs as written, and the inputs each of them gets."""
+
+import copy
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from bitwright.graph.capture.rehearsal import rehearsal
+from bitwright.graph.inputs import Inputs
+
+
+def parts(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """The children of a module, and in the place of a ModuleList or ModuleDict the members of it."""
+    for name, child in module.named_children():
+        if isinstance(child, nn.ModuleList | nn.ModuleDict):
+            yield from parts(child, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", child
+
+
+def is_single(module: nn.Module) -> bool:
+    """Whether there is nothing in a module to be captured by itself."""
+    whole = isinstance(module, nn.MultiheadAttention | torch.jit.ScriptModule)
+    return whole or next(module.children(), None) is None
+
+
+def first_calls(
+    module: nn.Module, names: list[str], inputs: Inputs, origin: Mapping[int, torch.Tensor]
+) -> dict[str, Inputs]:
+    """Run ``module`` and return, for each of its submodules ``names``, the arguments of its first call."""
+    seen: dict[str, Inputs] = {}
+
+    def look_at(name: str) -> RemovableHandle:
+        def look(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if name not in seen:
+                seen[name] = copy.deepcopy(Inputs(args, kwargs))
+
+        return module.get_submodule(name).register_forward_pre_hook(look, with_kwargs=True)
+
+    handles = [look_at(name) for name in names]
+    try:
+        values = copy.deepcopy(inputs)
+        with rehearsal(module, origin):
+            module(*values.args, **values.kwargs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return seen

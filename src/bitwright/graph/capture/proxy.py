@@ -1,0 +1,261 @@
+"""A proxy that carries the value it stands for, so that code which looks at shapes and types is traced.
+
+Shapes stay symbolic where they flow into operations: ``x.view(x.shape[0], -1)`` is recorded. Where Python
+itself needs a number (``if``, ``range``, ``len``), the example's is used and the decision is noted. Where it
+needs the *data* of a tensor, tracing stops: the module becomes an island.
+"""
+
+import dis
+import math
+import operator
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import fx
+
+from bitwright.errors import BitwrightError
+from bitwright.graph.capture.guards import check_decision, check_length, check_text, check_truth
+
+# Attributes that depend on neither the data nor the size of a tensor.
+_CONSTANT = {
+    "dtype",
+    "layout",
+    "ndim",
+    "requires_grad",
+    "is_cuda",
+    "is_sparse",
+    "is_quantized",
+    "is_leaf",
+    "names",
+}
+_CONSTANT_METHODS = {
+    "dim",
+    "ndimension",
+    "is_floating_point",
+    "is_complex",
+    "element_size",
+    "get_device",
+    "type",
+}
+_UNPACK = dis.opmap["UNPACK_SEQUENCE"]
+_LOOKUPS = {dis.opmap[name] for name in ("BINARY_SUBSCR", "CONTAINS_OP", "BUILD_SET", "SET_ADD") if name in dis.opmap}
+_DATA_METHODS = {"item", "tolist", "numpy", "cpu_numpy", "__array__"}
+# ``x += y`` and its like, with what they are without writing into x.
+IN_PLACE_OPERATORS: dict[Callable[..., Any], Callable[..., Any]] = {
+    operator.iadd: operator.add,
+    operator.isub: operator.sub,
+    operator.imul: operator.mul,
+    operator.itruediv: operator.truediv,
+    operator.ifloordiv: operator.floordiv,
+    operator.imod: operator.mod,
+    operator.ipow: operator.pow,
+    operator.iand: operator.and_,
+    operator.ior: operator.or_,
+    operator.ixor: operator.xor,
+}
+
+
+class Untraceable(BitwrightError):
+    """Python code asked for something only the data can answer."""
+
+
+class Overwritten(Untraceable):
+    """Data was written into a tensor that the trace takes for a constant."""
+
+
+class ValueProxy(fx.Proxy):
+    """Stands for a value while it is recorded how the value is computed."""
+
+    tracer: Any
+
+    def __init__(self, node: fx.Node, tracer: Any, value: Any) -> None:
+        self.__dict__.update(tracer=tracer, node=node, _value=value)
+
+    @property
+    def __class__(self) -> type:  # pyrefly: ignore
+        """The class of the value; but torch's C++ would take a proxy that claims to be a tensor for a real one."""
+        value = self.__dict__.get("_value", self)
+        return ValueProxy if value is self or isinstance(value, torch.Tensor) else type(value)
+
+    def __getattr__(self, k: str) -> Any:
+        value = self.__dict__["_value"]
+        attribute = getattr(value, k)
+        if k in _CONSTANT and isinstance(value, torch.Tensor):
+            return attribute
+        if callable(attribute) and not isinstance(attribute, torch.Tensor | type):
+            return _Method(self, k)
+        if isinstance(value, torch.device):
+            return attribute  # a model may be moved, so nothing may rely on it
+        return self.tracer.create_proxy("call_function", getattr, (self, k), {})
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self.tracer.create_proxy("call_function", setattr, (self, name, value), {})
+
+    def __bool__(self) -> bool:
+        value = self.__dict__["_value"]
+        if isinstance(value, torch.Tensor):
+            raise self.tracer.refuse(f"if asks for the data of a tensor ({self.node.name})")
+        answer = bool(value)
+        self.tracer.decide(self, "if", check_decision if isinstance(value, bool) else check_truth, answer)
+        return answer
+
+    def __int__(self) -> int:
+        return int(self._number("int()"))
+
+    def __float__(self) -> float:
+        return float(self._number("float()"))
+
+    def __complex__(self) -> complex:
+        return complex(self._number("complex()"))
+
+    def __round__(self, digits: int | None = None) -> Any:
+        return self._computed(round) if digits is None else self._computed(round, digits)
+
+    def __ceil__(self) -> Any:
+        return self._computed(math.ceil)
+
+    def __floor__(self) -> Any:
+        return self._computed(math.floor)
+
+    def __trunc__(self) -> Any:
+        return self._computed(math.trunc)
+
+    def __divmod__(self, other: Any) -> tuple[Any, Any]:
+        return self // other, self % other
+
+    def __rdivmod__(self, other: Any) -> tuple[Any, Any]:
+        return other // self, other % self
+
+    def __abs__(self) -> Any:
+        return self._computed(operator.abs)
+
+    def __format__(self, spec: str) -> str:
+        return format(self._number("format()", check_text), spec)
+
+    def __str__(self) -> str:
+        return repr(self) if isinstance(value_of(self), torch.Tensor) else str(self._number("str()", check_text))
+
+    def __index__(self) -> int:
+        return self._number("an index").__index__()
+
+    def __len__(self) -> int:
+        value = self.__dict__["_value"]
+        if not isinstance(value, torch.Size):  # that is the number of dimensions
+            self.tracer.decide(self, "len()", check_length, len(value))
+        return len(value)
+
+    def __iter__(self) -> Iterator[Any]:
+        value = self.__dict__["_value"]
+        if isinstance(value, dict):
+            return iter(value)
+        if not hasattr(value, "__getitem__"):
+            raise self.tracer.refuse(f"a loop over {type(value).__name__} ({self.node.name}) cannot be recorded")
+        if not isinstance(value, torch.Size) and not _is_unpacked():
+            self.tracer.decide(self, "for", check_length, len(value))
+        return iter([self[i] for i in range(len(value))])
+
+    def __reversed__(self) -> Iterator[Any]:
+        return reversed(list(self))
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.tracer.create_proxy("call_function", set_item, (self, key, value), {})
+
+    def __contains__(self, item: Any) -> bool:
+        if isinstance(self.__dict__["_value"], torch.Tensor):
+            raise self.tracer.refuse("`in` asks for the data of a tensor")
+        return item in self.__dict__["_value"]
+
+    def __hash__(self) -> int:
+        """A size may be looked up in a dict or set; but functions that keep results must not keep proxies."""
+        value = self.__dict__["_value"]
+        if isinstance(value, torch.Tensor):
+            return id(self)
+        frame = sys._getframe(1)
+        if frame.f_code.co_code[frame.f_lasti] not in _LOOKUPS:
+            raise TypeError(f"unhashable: {self!r} stands for a {type(value).__name__} while a model is traced")
+        return hash(value)
+
+    def __repr__(self) -> str:
+        return f"ValueProxy({self.node.name})"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        if isinstance(self.__dict__["_value"], torch.Tensor):
+            return self.clone()
+        return self
+
+    def __copy__(self) -> Any:
+        return self
+
+    def _computed(self, function: Callable[..., Any], *args: Any) -> Any:
+        return self.tracer.create_proxy("call_function", function, (self, *args), {})
+
+    def _number(self, reader: str, check: Callable[..., None] = check_decision) -> Any:
+        value = self.__dict__["_value"]
+        if isinstance(value, torch.Tensor):
+            raise self.tracer.refuse(f"{reader} asks for the data of a tensor ({self.node.name})")
+        self.tracer.decide(self, reader, check, value)
+        return value
+
+
+def _is_unpacked() -> bool:
+    """Whether the caller's caller says ``a, b = x``: the number of items is in the program, so it decides nothing."""
+    frame = sys._getframe(2)
+    return frame.f_code.co_code[frame.f_lasti] == _UNPACK
+
+
+def _record_in_place(in_place: Callable[..., Any], plain: Callable[..., Any]) -> Callable[..., Any]:
+    def record(self: ValueProxy, other: Any) -> Any:
+        written = isinstance(value_of(self), torch.Tensor)
+        return self.tracer.create_proxy("call_function", in_place if written else plain, (self, other), {})
+
+    return record
+
+
+for _in_place, _plain in IN_PLACE_OPERATORS.items():
+    setattr(ValueProxy, f"__{_in_place.__name__}__", _record_in_place(_in_place, _plain))
+
+
+def set_item(x: Any, key: Any, value: Any) -> Any:
+    """``x[key] = value`` as a function, which returns ``x``."""
+    x[key] = value
+    return x
+
+
+class _Method:
+    """A method of a proxied value, waiting to be called."""
+
+    def __init__(self, owner: ValueProxy, name: str) -> None:
+        self.owner, self.name = owner, name
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        value = value_of(self.owner)
+        if isinstance(value, torch.Tensor):
+            if self.name in _DATA_METHODS:
+                raise self.owner.tracer.refuse(f".{self.name}() asks for the data of a tensor ({self.owner.node.name})")
+            if self.name in _CONSTANT_METHODS and not args:
+                return getattr(value, self.name)(**kwargs)
+        elif isinstance(value, dict) and self.name == "keys":
+            return value.keys()
+        elif isinstance(value, dict) and self.name == "items":
+            return [(key, self.owner[key]) for key in value]
+        elif isinstance(value, dict) and self.name == "values":
+            return [self.owner[key] for key in value]
+        return self.owner.tracer.create_proxy("call_method", self.name, (self.owner, *args), kwargs)
+
+
+def value_of(item: Any) -> Any:
+    """Replace proxies by the values they carry, inside any nesting of containers."""
+    if type(item) is ValueProxy:
+        return item.__dict__["_value"]
+    if isinstance(item, tuple):
+        values = [value_of(i) for i in item]
+        return type(item)(*values) if hasattr(item, "_fields") else tuple(values)
+    if isinstance(item, list):
+        return [value_of(i) for i in item]
+    if isinstance(item, dict):
+        return {key: value_of(i) for key, i in item.items()}
+    if isinstance(item, slice):
+        return slice(value_of(item.start), value_of(item.stop), value_of(item.step))
+    return item

@@ -1,0 +1,375 @@
+"""Records a model's forward as a graph while running it on example inputs."""
+
+import enum
+import functools
+import operator
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from bitwright.graph.capture.guards import Decision, check_constant, check_decision, users_line
+from bitwright.graph.capture.objects import Held, parts_of, vars_of
+from bitwright.graph.capture.patches import patched
+from bitwright.graph.capture.proxy import IN_PLACE_OPERATORS, Overwritten, Untraceable, ValueProxy, value_of
+from bitwright.nn.mixins import QuantInputMixin
+from bitwright.nn.registry import is_custom, qmodule_for
+from bitwright.quantizer import TensorQuantizer
+
+# Torch's own composite modules that are traced into; all other torch.nn modules are leaves.
+_COMPOSITES = (
+    nn.Sequential,
+    nn.Transformer,
+    nn.TransformerEncoder,
+    nn.TransformerDecoder,
+    nn.TransformerEncoderLayer,
+    nn.TransformerDecoderLayer,
+)
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """Shape and dtype of a tensor seen on the example inputs."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+class ValueTracer(fx.Tracer):
+    """An fx tracer whose proxies carry values, and which knows in which module it failed."""
+
+    proxy_buffer_attributes = True
+
+    def __init__(self, leaves: Mapping[str, str], record_all: bool = False) -> None:
+        super().__init__()
+        self.leaves = leaves
+        self.record_all = record_all  # also tensors that are made from plain numbers
+        self.decisions: dict[tuple[fx.Node, str], Decision] = {}
+        self.failed_in: str | None = None
+        self.evaluating = False
+        self._refused: Untraceable | None = None
+        self._scope: list[str] = [""]
+        self._inputs: dict[str, Any] = {}
+        self._attributes: dict[str, Any] = {}
+        self._written: dict[str, ValueProxy] = {}
+        self._modules: dict[str, nn.Module] = {}
+        self._paths: dict[nn.Module, str] = {}
+        self._names: dict[int, str] = {}
+        self._buffers: set[str] = set()
+
+    def trace_call(
+        self, root: nn.Module, inputs: Mapping[str, Any], call: Callable[..., Any], fixed: Collection[str] = ()
+    ) -> fx.Graph:
+        """Record ``call(root.forward, proxies of inputs)``; inputs that are ``fixed`` are part of the program."""
+        self.root = root
+        self.graph = fx.Graph(tracer_cls=ValueTracer)
+        self._modules = dict(root.named_modules())
+        self._paths = {module: name for name, module in self._modules.items()}
+        self.tensor_attrs = {}
+        for module, path in self._paths.items():
+            if isinstance(module, torch.jit.ScriptModule):
+                continue
+            for name, value in (*module._parameters.items(), *module._buffers.items()):
+                self._names.setdefault(id(value), f"{path}.{name}".lstrip("."))
+            self._buffers.update(f"{path}.{name}".lstrip(".") for name in module._buffers)
+            for name, value in [(n, v) for n, v in module.__dict__.items() if isinstance(v, torch.Tensor)]:
+                self.tensor_attrs[value] = f"{path}.{name}".lstrip(".")
+                module._buffers[name] = module.__dict__.pop(name)  # until the end of the rehearsal: reads are seen
+        self._inputs = dict(inputs)
+        with patched(self), torch.enable_grad():
+            proxies = {name: self._placeholder(name, value, fixed) for name, value in inputs.items()}
+            try:
+                result = call(root.forward, proxies)
+                if self._refused is not None:  # and the user's code went on regardless
+                    raise self._refused
+                arg = self.create_arg(result)
+            except Exception:
+                self.failed_in = "" if self.failed_in is None else self.failed_in
+                raise
+            for target, value in self._written.items():
+                self.create_node("call_function", store, (self._get(target), value.node), {}).meta["plain"] = True
+            self.create_node("output", "output", (arg,), {}, type_expr=None)
+        stop_gradients(self.graph)
+        return self.graph
+
+    def _placeholder(self, name: str, value: Any, fixed: Collection[str]) -> Any:
+        plain = value is None or isinstance(value, bool | int | float | str)
+        if name in fixed and not plain:
+            return value
+        names = list(self._inputs)
+        last = all(_is_fixed(self._inputs[n], n in fixed) for n in names[names.index(name) :])
+        if name in fixed and not last:
+            return value  # a parameter with a default cannot stand before one without
+        if not plain:
+            return self.create_proxy("placeholder", name, (), {})
+        # Numbers, flags and None are part of the program, not of the data.
+        node = self.create_node("placeholder", name, (value,) if last else (), {})
+        node.meta["plain"] = True
+        self._check(check_constant, (node, value, name))
+        return value
+
+    def create_proxy(  # pyrefly: ignore
+        self,
+        kind: str,
+        target: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *rest: Any,
+        **options: Any,
+    ) -> Any:
+        """Record a node and compute its value."""
+        constants = [(t, t._version) for t in _plain_tensors((args, kwargs))]
+        value = self._evaluate(kind, target, value_of(args), value_of(kwargs))
+        if any(t._version != version for t, version in constants):
+            raise self.refuse(
+                f"{_title(target)} writes data into a tensor that is a constant of the trace", Overwritten
+            )
+        node = self.create_node(kind, target, self.create_arg(args), self.create_arg(kwargs), _name_for(target))
+        node.meta["tensor"] = _info(value)
+        node.meta["scope"] = self._scope[-1]
+        node.meta["plain"] = isinstance(value, _PLAIN)
+        node.meta["grad"] = torch.is_grad_enabled()
+        memory = node.meta["memory"] = _memory(value)
+        node.meta["shares"] = [n for n in node.all_input_nodes if memory & n.meta.get("memory", _NOTHING)]
+        if value is None:
+            return None
+        proxy = ValueProxy(node, self, value)
+        if type(value) is str:  # Python wants real text almost everywhere
+            self.decide(proxy, "the text", check_decision, value)
+            return value
+        return proxy
+
+    def create_arg(self, a: Any) -> Any:
+        """Turn a proxy into its node before its apparent class can mislead, and any object into a constant."""
+        kind = type(a)
+        if kind is ValueProxy:
+            return a.node
+        if kind is tuple or kind is list:
+            return kind([self.create_arg(item) for item in a])
+        if kind in _LITERALS:
+            return a
+        if isinstance(a, torch.Tensor):
+            return self._constant(a)
+        if isinstance(a, nn.Module) and a in self._paths:
+            arg: Any = self.create_node("get_attr", self._paths[a], (), {})
+        elif isinstance(a, slice | tuple | list | range) or kind is dict:
+            arg = super().create_arg(a)
+        elif isinstance(a, enum.Enum) or not _holds_proxy(a, set()):
+            arg = self.create_node("call_function", Held(a), (), {})
+        elif isinstance(a, nn.Module) or self.evaluating or (parts := parts_of(a)) is None:
+            raise self.refuse(f"a {kind.__qualname__} that holds tensors cannot be recorded")
+        else:
+            function, args, kwargs = parts
+            arg = self.create_node("call_function", function, self.create_arg(args), self.create_arg(kwargs))
+        if type(arg) is fx.Node:
+            arg.meta.setdefault("tensor", None)
+            arg.meta.setdefault("plain", True)
+        return arg
+
+    def _constant(self, value: torch.Tensor) -> fx.Node:
+        if value.grad_fn is not None:
+            raise self.refuse("a parameter was read behind the back of the trace")
+        name = self._names.get(id(value))
+        if name is None:
+            name = self.tensor_attrs.get(value)
+        if name is None:
+            name = self.tensor_attrs[value] = self.get_fresh_qualname("_tensor_constant")
+            setattr(self.root, name, value)
+        return self._get(name, value)
+
+    def _get(self, target: str, value: torch.Tensor | None = None) -> fx.Node:
+        node = self.create_node("get_attr", target, (), {})
+        node.meta.update(tensor=_info(value), plain=False, memory=_memory(value))
+        return node
+
+    def keep_constants(self) -> None:
+        """Set the tensors that forward made, and that the graph reads, as attributes of the root."""
+        for value, name in self.tensor_attrs.items():
+            if "." not in name and not hasattr(self.root, name):
+                setattr(self.root, name, value)
+
+    def _evaluate(self, kind: str, target: Any, args: Any, kwargs: Any) -> Any:
+        self.evaluating, before = True, self.evaluating
+        try:
+            with torch.no_grad():
+                if kind == "placeholder":
+                    return self._inputs[target]
+                if kind == "get_attr":
+                    return functools.reduce(getattr, target.split("."), self.root)
+                if kind == "call_module":
+                    return self._modules[target](*args, **kwargs)
+                if kind == "call_method":
+                    return getattr(args[0], target)(*args[1:], **kwargs)
+                return target(*args, **kwargs)
+        finally:
+            self.evaluating = before
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        """Leaves: torch's own modules but the composite ones, QModules, and what capture could not enter."""
+        if module_qualified_name in self.leaves or isinstance(m, TensorQuantizer | QuantInputMixin):
+            return True
+        if isinstance(m, torch.jit.ScriptModule):
+            return True
+        if is_custom(qmodule_for(type(m))):  # the user's own module, with a QModule registered for it
+            return True
+        return type(m).__module__.startswith("torch.nn") and not isinstance(m, _COMPOSITES)
+
+    def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Record a leaf, or run the module's forward and note where it fails."""
+        if self.evaluating or m is self.root or m not in self._paths:
+            return forward(*args, **kwargs)
+        path = self._paths[m]
+        if self.is_leaf_module(m, path):
+            return self.create_proxy("call_module", path, args, kwargs)
+        self._scope.append(path)
+        try:
+            return forward(*args, **kwargs)
+        except Exception:
+            if self.failed_in is None:
+                self.failed_in = path
+            raise
+        finally:
+            self._scope.pop()
+
+    def refuse(self, message: str, kind: type[Untraceable] = Untraceable) -> Untraceable:
+        """The error for what cannot be recorded; the user's code may catch it, the trace does not forget it."""
+        if self._refused is None:
+            self._refused = kind(f"{message} at {users_line()}")
+            self.failed_in = self._scope[-1]
+        return self._refused
+
+    def decide(self, proxy: ValueProxy, reader: str, check: Callable[..., None], value: Any) -> None:
+        """Remember that the trace relies on a number of the example inputs, and let the graph check it."""
+        if self.evaluating or (proxy.node, reader) in self.decisions:
+            return
+        where = users_line()
+        shown = value if type(value) in (bool, int, float, str) else repr(value)
+        self.decisions[proxy.node, reader] = Decision(proxy.node.name, reader, where, shown)
+        self._check(check, (proxy.node, value, reader, where))
+
+    def _check(self, check: Callable[..., None], args: tuple[Any, ...]) -> None:
+        node = self.create_node("call_function", check, args, {})
+        node.meta.update(tensor=None, plain=True, scope=self._scope[-1])
+
+    def read_attribute(self, module: nn.Module, name: str, value: Any) -> Any:
+        """A proxy for a parameter or buffer."""
+        if self.evaluating or module not in self._paths or type(value) is ValueProxy:
+            return value
+        path = self._paths[module]
+        target = f"{path}.{name}" if path else name
+        if target not in self._attributes:
+            self._attributes[target] = self.create_proxy("get_attr", target, (), {})
+        return self._attributes[target]
+
+    def write_attribute(self, module: nn.Module, name: str, value: ValueProxy) -> None:
+        """Note that forward gives a buffer another value; the graph stores it in the end."""
+        path = self._paths.get(module)
+        if path is None or not isinstance(value, torch.Tensor):
+            return
+        target = f"{path}.{name}" if path else name
+        if target in self._buffers:
+            self._written[target] = value
+
+
+@fx.has_side_effect
+def store(buffer: torch.Tensor, value: torch.Tensor) -> None:
+    """Give a buffer another value, and another shape if need be."""
+    with torch.no_grad():
+        if buffer is value:
+            return
+        if buffer.shape == value.shape and buffer.dtype == value.dtype:
+            buffer.copy_(value)
+        else:
+            buffer.data = value.detach()
+
+
+def stop_gradients(graph: fx.Graph) -> None:
+    """Let no gradient pass what was computed in a ``no_grad`` block: detach what is read outside of it."""
+    for node in list(graph.nodes):
+        info = node.meta.get("tensor")
+        if node.meta.get("grad", True) or node.op in ("placeholder", "get_attr"):
+            continue
+        if info is None:  # several tensors: what is taken out of them was computed in the block, too
+            for user in node.users:
+                if user.target is operator.getitem:
+                    user.meta["grad"] = False
+            continue
+        if not info.dtype.is_floating_point:
+            continue
+        outside = [user for user in node.users if user.meta.get("grad", True)]
+        if outside:
+            with graph.inserting_after(node):
+                detached = graph.call_method("detach", (node,))
+            detached.meta.update(node.meta, grad=True, shares=[node])
+            for user in outside:
+                user.replace_input_with(node, detached)
+                user.meta["shares"] = [detached if n is node else n for n in user.meta.get("shares", [])]
+
+
+def _is_fixed(value: Any, named: bool) -> bool:
+    return named or value is None or isinstance(value, bool | int | float | str)
+
+
+def _plain_tensors(item: Any) -> Iterator[torch.Tensor]:
+    """The tensors among arguments that are no proxies."""
+    kind = type(item)
+    if kind is tuple or kind is list:
+        for each in item:
+            yield from _plain_tensors(each)
+    elif kind is dict:
+        yield from _plain_tensors(list(item.values()))
+    elif kind is not ValueProxy and isinstance(item, torch.Tensor) and not item.is_inference():
+        yield item
+
+
+def _holds_proxy(item: Any, seen: set[int]) -> bool:
+    """Whether there is a proxy in an object, its items or its attributes, at any depth."""
+    if type(item) is ValueProxy:
+        return True
+    if type(item) in _LITERALS or id(item) in seen or isinstance(item, torch.Tensor | type):
+        return False
+    seen.add(id(item))
+    if isinstance(item, dict):
+        parts: list[Any] = [*item.values()]
+    else:
+        parts = [*item] if isinstance(item, tuple | list | set | deque) else []
+    if isinstance(item, functools.partial):
+        parts += [*item.args, *item.keywords.values()]
+    if not isinstance(item, nn.Module):
+        parts += vars_of(item).values()
+    return any(_holds_proxy(part, seen) for part in parts)
+
+
+def _title(target: Any) -> str:
+    return target if isinstance(target, str) else getattr(target, "__name__", repr(target))
+
+
+def _name_for(target: Any) -> str | None:
+    """The name of a node where fx would choose badly; None leaves it to fx."""
+    if target in IN_PLACE_OPERATORS:
+        return IN_PLACE_OPERATORS[target].__name__
+    # Modules are named after nodes: that of ``x.half()`` must not shadow ``nn.Module.half``.
+    name = target if isinstance(target, str) else getattr(target, "__name__", "")
+    return f"{name}_value" if hasattr(nn.Module, name) else None
+
+
+_LITERALS = {bool, int, float, complex, str, type(None), type(...), torch.dtype, torch.device, torch.layout}
+_LITERALS |= {torch.memory_format}
+_PLAIN = (bool, int, float, str, type(None), torch.Size, torch.dtype, torch.device)
+_NOTHING: frozenset[int] = frozenset()
+
+
+def _memory(value: Any) -> frozenset[int]:
+    """Where in memory a tensor, or several in a sequence, lie: by this a view is known from a new tensor."""
+    if isinstance(value, torch.Tensor):
+        return frozenset({value.untyped_storage().data_ptr()} - {0})
+    if isinstance(value, tuple | list):
+        return _NOTHING.union(*(_memory(item) for item in value))
+    return _NOTHING
+
+
+def _info(value: Any) -> TensorInfo | None:
+    return TensorInfo(tuple(value.shape), value.dtype) if isinstance(value, torch.Tensor) else None

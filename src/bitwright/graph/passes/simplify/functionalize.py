@@ -1,0 +1,115 @@
+"""Turn in-place operations into functional ones:  x.add_(y); f(x)   becomes   z = x + y; f(z).
+
+A quantizer on an edge gives a new tensor, so an operation that writes into its input would write past it. Where
+other tensors share the memory and are read later, the operation stays in place, and all that share it are marked
+``written``, so that none of them is quantized. Writes into parameters, buffers and graph inputs stay in place too.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from bitwright.graph.capture.proxy import IN_PLACE_OPERATORS, set_item
+from bitwright.graph.effects import inplace_argument, twin, writes
+from bitwright.graph.model import CapturedModel
+from bitwright.graph.rewriting.schedule import register_schedule
+
+# Methods whose name without the underscore means something else.
+_NO_TWIN = {"bernoulli_", "requires_grad_", "resize_", "resize_as_"}
+
+
+def _with_item(x: torch.Tensor, key: Any, value: Any) -> torch.Tensor:
+    return set_item(x.clone(), key, value)
+
+
+_FUNCTIONAL: dict[Any, Callable[..., Any]] = {**IN_PLACE_OPERATORS, set_item: _with_item}
+
+
+@register_schedule("functionalize", stage="simplify", before=("*",))
+def functionalize(model: CapturedModel) -> list[str]:
+    """Rewrite every in-place operation whose memory nobody else reads."""
+    order = {node: i for i, node in enumerate(model.graph.nodes)}
+    modules = dict(model.named_modules())
+    notes: list[str] = []
+    bound: set[nn.Module] = set()  # modules of which some call has to stay in place
+    free: set[nn.Module] = set()
+    for node in list(model.graph.nodes):
+        written = node.args[0] if node.args and writes(node, model) else None
+        if not isinstance(written, fx.Node):
+            continue
+        _read_result(written, node, order)
+        family = _sharing_memory(written, node)
+        readers = [m for m in family if m is not written and any(order[u] > order[node] for u in m.users)]
+        module = modules.get(str(node.target)) if node.op == "call_module" else None
+        if readers:
+            for member in (*family, node):
+                member.meta["written"] = True
+            reason = f"{readers[0].name} shares the memory it writes to"
+        elif any(m.op in ("placeholder", "get_attr") for m in family):
+            reason = "it writes to an input, a parameter or a buffer"
+        elif _changes_dtype(node, written) or not (module is not None or _make_functional(node)):
+            reason = "it has no functional form"
+        else:
+            if module is not None:
+                free.add(module)
+            node.meta["shares"] = []
+            notes.append(f"{node.name} is functional")
+            continue
+        if module is not None:
+            bound.add(module)
+        notes.append(f"{node.name} stays in place: {reason}")
+    for module in free - bound:
+        module.inplace = False  # pyrefly: ignore
+    for node in model.graph.nodes:
+        node.meta.pop("memory", None), node.meta.pop("shares", None)
+    return notes
+
+
+def _read_result(written: fx.Node, node: fx.Node, order: dict[fx.Node, int]) -> None:
+    """Let what comes after the in-place operation read its result, which is the tensor written to."""
+    for user in [u for u in written.users if order[u] > order[node]]:
+        user.replace_input_with(written, node)
+        user.meta["shares"] = [node if n is written else n for n in user.meta.get("shares", [])]
+
+
+def _sharing_memory(start: fx.Node, without: fx.Node) -> list[fx.Node]:
+    """Every node whose value shares memory with that of ``start``, but for ``without`` and what comes of it."""
+    found, waiting = {start: None}, [start]
+    while waiting:
+        node = waiting.pop()
+        views = [user for user in node.users if node in user.meta.get("shares", [])]
+        for other in (*node.meta.get("shares", []), *views):
+            if other is not without and other not in found:
+                found[other] = None
+                waiting.append(other)
+    return list(found)
+
+
+def _changes_dtype(node: fx.Node, written: fx.Node) -> bool:
+    """Whether the functional form would give a wider type: in place, the tensor written to keeps its own."""
+    infos = [n.meta.get("tensor") for n in node.all_input_nodes]
+    own = written.meta.get("tensor")
+    return own is not None and any(
+        i is not None and torch.promote_types(own.dtype, i.dtype) != own.dtype for i in infos
+    )
+
+
+def _make_functional(node: fx.Node) -> bool:
+    """Change a function or method call to one that does not write; say whether there is such."""
+    if node.op == "call_method":
+        name = str(node.target)
+        plain = name[:-1]
+        if name in _NO_TWIN or not callable(getattr(torch.Tensor, plain, None)):
+            return False
+        node.target = plain
+        return True
+    argument = inplace_argument(node)
+    if isinstance(argument, str):
+        node.update_kwarg(argument, False)
+    elif isinstance(argument, int):
+        node.update_arg(argument, False)
+    else:
+        node.target = _FUNCTIONAL.get(node.target) or twin(node.target) or node.target
+    return True

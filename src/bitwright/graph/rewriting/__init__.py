@@ -1,0 +1,1 @@
+"""Rewriting: schedules, their order, and the engine that runs their patterns."""

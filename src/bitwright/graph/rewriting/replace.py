@@ -1,0 +1,133 @@
+"""ReplacePatternBase: what a schedule's author writes: a pattern, and what takes its place."""
+
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from typing import Any
+
+from torch import fx, nn
+
+from bitwright.graph.match.node import MatcherNode
+from bitwright.graph.names import container, free_name, node_name
+
+
+class ReplaceStrategy(Enum):
+    """Which of the matches are rewritten, and whether the graph is searched again afterwards.
+
+    ========================  ============================================================  ========
+    name                      rewritten after one search                                    repeated
+    ========================  ============================================================  ========
+    APPLY_NOINTERSECT         all matches that share no node with one before                no
+    APPLY_NOINTERSECT_REPEAT  the same                                                      yes
+    APPLY_INTERSECT           all matches that still hold when their turn comes             no
+    APPLY_ONE                 the first match                                               no
+    APPLY_ONE_REPEAT          one after the other, each as the one before has left the graph  yes
+    ========================  ============================================================  ========
+
+    ``APPLY_ONCE``, ``APPLY_REPEAT`` and ``APPLY_INTERSECT_REPEAT`` are other names of the last two. A match of the
+    very same nodes is never rewritten twice.
+    """
+
+    APPLY_NOINTERSECT_REPEAT = "apply_nointersect_repeat"
+    APPLY_NOINTERSECT = "apply_nointersect"
+    APPLY_INTERSECT = "apply_intersect"
+    APPLY_ONE_REPEAT = "apply_one_repeat"
+    APPLY_ONE = "apply_one"
+    APPLY_INTERSECT_REPEAT = "apply_one_repeat"
+    APPLY_REPEAT = "apply_one_repeat"
+    APPLY_ONCE = "apply_one"
+
+    @property
+    def repeats(self) -> bool:
+        """Whether the graph is searched again after it was rewritten."""
+        return self.value.endswith("repeat")
+
+    @property
+    def intersects(self) -> bool:
+        """Whether matches found together may share nodes."""
+        return self not in (ReplaceStrategy.APPLY_NOINTERSECT, ReplaceStrategy.APPLY_NOINTERSECT_REPEAT)
+
+
+class ReplacePatternBase:
+    """A rewrite: subclass it, say what to match and what to put there, and register the class.
+
+    ::
+
+        @register_schedule("hardswish", stage="simplify")
+        class ReplacePattern(ReplacePatternBase):
+            def make_ops(self):
+                return [MatcherNode("act", inputs=[None], op_type=[nn.SiLU])]
+
+            def get_new_graph(self, nodes_dict, modules_dict, model, transform_idx):
+                ...
+                return new_node
+
+    Options are keyword arguments of ``__init__`` with defaults (a dataclass will do); the recipe sets them by name.
+    A new instance is made for each run on each model.
+    """
+
+    done = "replaced"
+    """The word for what this does, in its notes: "folded" gives "not folded: bn1, …"."""
+
+    _notes: list[str]
+
+    def make_ops(self) -> Sequence[MatcherNode]:
+        """The nodes of the pattern."""
+        raise NotImplementedError(f"{type(self).__qualname__} must say what it matches, by make_ops()")
+
+    def make_nodes(self) -> Sequence[MatcherNode]:
+        """The later name of ``make_ops``; either may be overridden."""
+        return self.make_ops()
+
+    def make_matching_strategy(self) -> ReplaceStrategy:
+        """Which matches are rewritten."""
+        return ReplaceStrategy.APPLY_NOINTERSECT_REPEAT
+
+    def make_joint_checkers(self) -> Sequence[tuple[Sequence[str], Any]]:
+        """Conditions on several nodes: ``(names, function)``, called with the nodes and ``modules``, by node name."""
+        return []
+
+    def get_new_graph(
+        self,
+        nodes_dict: dict[str, fx.Node],
+        modules_dict: dict[str, Any],
+        model: fx.GraphModule,
+        transform_idx: int,
+    ) -> fx.Node | Mapping[str, fx.Node] | None:
+        """Make what takes the place of one match; new nodes go after the matched ones unless told otherwise.
+
+        Args:
+            nodes_dict: the matched nodes by their names in the pattern.
+            modules_dict: likewise the modules, functions or parameters.
+            model: the model, whose ``graph`` holds the nodes and to which modules can be added.
+            transform_idx: 0 at the first match in this model, 1 at the next, …: for names of new modules.
+
+        Returns:
+            The node that takes the anchor's place; or, for several anchors, the new nodes by the names of those they
+            replace; or None, where nothing is to be replaced (a module was changed in place).
+        """
+        raise NotImplementedError(f"{type(self).__qualname__} must say what takes the place, by get_new_graph()")
+
+    def note(self, text: str) -> None:
+        """Write a line into the record of the run; without one, there is a line about each node replaced."""
+        self._notes.append(text)
+
+    def near_miss(self, node: fx.Node, reason: str) -> None:
+        """Write into the record why a node was left as it is."""
+        self._notes.append(f"not {self.done}: {node_name(node)}, {reason}")
+
+    def add_module(self, model: nn.Module, name: str, module: nn.Module) -> str:
+        """Set ``module`` in ``model`` under a dotted name that is not taken, and return it: a node's target."""
+        *path, last = name.split(".")
+        parent = container(model, path)
+        free = free_name(parent, last)
+        parent.add_module(free, module)
+        return ".".join((*path, free))
+
+    def apply(self, model: fx.GraphModule) -> bool:
+        """Rewrite a model by this pattern alone; says whether anything was changed."""
+        from bitwright.graph.rewriting.rewrite import rewrite
+
+        modified = rewrite(self, model, type(self).__qualname__).modified
+        if modified:
+            model.recompile()
+        return modified

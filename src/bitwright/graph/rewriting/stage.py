@@ -1,0 +1,80 @@
+"""A stage: its schedules, each run with what the recipe says of it, and held to it in debug mode."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from bitwright.errors import ConfigError, ScheduleError
+from bitwright.graph.match.index import GraphIndex
+from bitwright.graph.model import CapturedModel
+from bitwright.graph.rewriting.differences import difference
+from bitwright.graph.rewriting.options import check_options
+from bitwright.graph.rewriting.order import order_schedules
+from bitwright.graph.rewriting.rewrite import PassResult
+from bitwright.graph.rewriting.schedule import Schedule, Stage, find_schedule
+
+Switches = Mapping[str, bool | Mapping[str, Any]]
+
+
+def run_stage(
+    model: CapturedModel,
+    stage: Stage,
+    switches: Switches | None = None,
+    *,
+    check: Callable[[], Any] | None = None,
+) -> list[PassResult]:
+    """Run the schedules of a stage; the model's code is made anew by the caller, once.
+
+    Args:
+        model: what is rewritten.
+        stage: ``"simplify"`` or ``"fuse"``.
+        switches: by the names of schedules: whether each runs, or its options.
+        check: computes the model's outputs by its graph as it then is (see ``differences.runner``). If given, they are
+            compared before and after each schedule, and one that changes them is an error.
+    """
+    chosen = read_switches(switches or {})
+    results: list[PassResult] = []
+    index: GraphIndex | None = None
+    expected = check() if check is not None else None
+    for schedule in order_schedules(stage):
+        settings = chosen.get(schedule.name, {} if schedule.default else None)
+        if settings is None:
+            continue
+        is_pattern = isinstance(schedule.source, type)
+        index = index or GraphIndex(model) if is_pattern else None
+        result = schedule.run(model, settings, index)
+        results.append(result)
+        if result.applied:
+            index = None
+        if check is not None:
+            outputs = check()
+            _compare(schedule, expected, outputs, results)
+            expected = outputs
+    return results
+
+
+def read_switches(switches: Switches) -> dict[str, dict[str, Any] | None]:
+    """The options of the schedules that a recipe names, None for one switched off; or raise at an unknown name."""
+    chosen: dict[str, dict[str, Any] | None] = {}
+    for name, wish in switches.items():
+        schedule = find_schedule(name)
+        if schedule.name in chosen:
+            raise ConfigError(f"the schedule {schedule.name!r} is named twice, the second time as {name!r}")
+        if wish is None or isinstance(wish, bool):
+            chosen[schedule.name] = {} if wish else None
+        elif isinstance(wish, Mapping):
+            chosen[schedule.name] = check_options(schedule.name, schedule.options, wish)
+        else:
+            raise ConfigError(
+                f"the schedule {name!r} is switched by true or false, or by a mapping of options, not by {wish!r}"
+            )
+    return chosen
+
+
+def _compare(schedule: Schedule, expected: Any, outputs: Any, results: list[PassResult]) -> None:
+    told = difference(expected, outputs, schedule.tolerance)
+    if told:
+        before = ", ".join(r.name for r in results[:-1]) or "none"
+        raise ScheduleError(
+            f"the schedule {schedule.name!r} of stage {schedule.stage!r} changes what the model computes: {told}; "
+            f"it did: {'; '.join(results[-1].notes) or 'nothing that it tells of'}; schedules before it: {before}"
+        )

@@ -1,0 +1,160 @@
+"""swap_modules: QModules in place of a model's layers, without a graph: for models that cannot be traced."""
+
+import copy
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
+from typing import Any
+
+from torch import nn
+
+from bitwright.backends import Backend, find_backend
+from bitwright.errors import ConfigError, UnknownNameError, suggest
+from bitwright.graph import Inputs
+from bitwright.nn.mixins import QuantInputMixin, QuantMixin
+from bitwright.nn.operators import operator_of_module
+from bitwright.nn.opr import QuantOpr
+from bitwright.nn.registry import is_custom, qmodule_for
+from bitwright.preparation.ledger import Entry, Ledger, Verdict, attach, is_prepared
+from bitwright.preparation.swap import give_quantizers, make, note_quantizers
+from bitwright.preparation.wishes import check, complete
+from bitwright.quantizer import QuantDescriptor, TensorQuantizer, quantizers
+from bitwright.recipe import Recipe
+
+_DEFAULT_BACKEND = "onnxruntime"
+
+
+def swap_modules(
+    model: nn.Module,
+    *,
+    backend: str | Backend | None = None,
+    quant_desc_input: QuantDescriptor | None = None,
+    quant_desc_weight: QuantDescriptor | None = None,
+    include: str | Iterable[str] | None = None,
+    exclude: str | Iterable[str] = (),
+    example_inputs: Any = None,  # noqa: ANN401
+    inplace: bool = False,
+) -> nn.Module:
+    """Put QModules, each with quantizers of its own, in the place of a model's layers.
+
+    Args:
+        model: the float model. Its forward is not looked at: functions that it calls stay as they are.
+        backend: quantize as this target does, what it runs in integers. Without, descriptors say how, and convolutions,
+            linear, recurrent and attention layers and average pools are swapped, as are your own QModules.
+        quant_desc_input: how inputs are quantized; by default as each QModule's class says.
+        quant_desc_weight: the same of weights.
+        include: names or globs of the layers to swap, whatever their kind; a name stands for all inside it.
+        exclude: names or globs of layers to leave alone.
+        example_inputs: inputs that ``export`` and ``verify`` shall use.
+        inplace: change ``model`` itself instead of a copy.
+
+    Returns:
+        The model, all its quantizers off: it computes what it did before.
+    """
+    if backend is not None and (quant_desc_input or quant_desc_weight):
+        raise ConfigError("give a backend or descriptors, not both: the backend says how tensors are quantized")
+    if is_prepared(model):
+        raise ConfigError("this model is prepared already; swap the modules of the float model it was made from")
+    target = find_backend(backend or _DEFAULT_BACKEND)
+    check(Recipe(backend=target.name), target)
+    names = {name: module for name, module in model.named_modules() if not isinstance(module, TensorQuantizer)}
+    included, excluded = _patterns(include, names), _patterns(exclude, names) or []
+    whole = model if inplace else copy.deepcopy(model)
+    ledger = Ledger(target, Recipe(backend=target.name), Inputs.of(() if example_inputs is None else example_inputs))
+    swapped: dict[nn.Module, nn.Module] = {}
+    descriptors = {"quant_desc_input": quant_desc_input, "quant_desc_weight": quant_desc_weight}
+    for name, module in _outermost(whole):
+        if isinstance(module, QuantInputMixin):
+            _note(ledger, name, module, "has quantizers of its own")
+            continue
+        cls = qmodule_for(type(module))
+        chosen = included is None or any(_matches(p, name) for p in included)
+        if cls is None or not chosen or any(_matches(p, name) for p in excluded):
+            continue
+        if included is None and not _wanted(cls, module, target if backend is not None else None):
+            continue
+        entry = _note(ledger, name, module, "")
+        made = _made(cls, module, name, target if backend is not None else None, descriptors)
+        note_quantizers(entry, made)
+        swapped[module] = made
+    whole = replace_modules(whole, swapped)
+    attach(whole, ledger)
+    return whole
+
+
+def _patterns(given: str | Iterable[str] | None, names: Mapping[str, nn.Module]) -> list[str] | None:
+    if given is None:
+        return None
+    patterns = [given] if isinstance(given, str) else list(given)
+    for pattern in patterns:
+        if not any(_matches(pattern, name) for name in names):
+            raise UnknownNameError(f"no module is called {pattern!r}{suggest(pattern, [n for n in names if n])}")
+    return patterns
+
+
+def _matches(pattern: str, name: str) -> bool:
+    return name == pattern or name.startswith(f"{pattern}.") or fnmatchcase(name, pattern)
+
+
+def _outermost(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """All modules, but not those inside of one that has a QModule: it computes for them."""
+    found: list[tuple[str, nn.Module]] = []
+    inside = None
+    for name, module in model.named_modules():
+        if inside is not None and (name.startswith(f"{inside}.") or inside == ""):
+            continue
+        inside = None
+        found.append((name, module))
+        if qmodule_for(type(module)) is not None or isinstance(module, QuantInputMixin):
+            inside = name
+    return found
+
+
+def _wanted(cls: type[Any], module: nn.Module, backend: Backend | None) -> bool:
+    if is_custom(cls):
+        return True
+    operator = operator_of_module(module)
+    if backend is not None:
+        return operator is not None and operator.name in backend.integer
+    return getattr(cls, "by_default", True)
+
+
+def _made(
+    cls: type[Any],
+    module: nn.Module,
+    name: str,
+    backend: Backend | None,
+    descriptors: Mapping[str, QuantDescriptor | None],
+) -> nn.Module:
+    if backend is not None:
+        made = make(cls, module, name, None)
+        give_quantizers(made, name, complete(None, Recipe(backend=backend.name), backend), backend)
+    elif issubclass(cls, QuantOpr):
+        made = make(cls, module, name, None)
+        made.init_quantizers(**descriptors)
+    else:
+        kinds = ["quant_desc_input", "quant_desc_weight"] if issubclass(cls, QuantMixin) else ["quant_desc_input"]
+        made = cls.from_float(module, **{k: descriptors[k] for k in kinds})
+    for path, quantizer in quantizers(made).items():
+        quantizer.label = quantizer.label or f"{name}.{path}"
+        quantizer.off()
+    return made
+
+
+def _note(ledger: Ledger, name: str, module: nn.Module, reason: str) -> Entry:
+    operator = operator_of_module(module)
+    entry = Entry(name, operator.name if operator else type(module).__name__, Verdict.INTEGER, reason)
+    ledger.entries.append(entry)
+    return entry
+
+
+def replace_modules(model: nn.Module, swapped: Mapping[nn.Module, nn.Module]) -> nn.Module:
+    """Put modules in the place of others, under all their names; return the model, which may be one of them."""
+    for parent in list(model.modules()):
+        parent._modules.update({n: swapped[m] for n, m in parent._modules.items() if m in swapped})
+    made = set(swapped.values())
+    for parent in model.modules():
+        if isinstance(parent, nn.TransformerEncoderLayer) and any(
+            m in made or isinstance(m, QuantInputMixin) for m in parent.modules()
+        ):
+            parent.activation_relu_or_gelu = 0  # torch's fused path would read the weights and call no module
+    return swapped.get(model, model)

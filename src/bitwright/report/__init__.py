@@ -1,5 +1,0 @@
-"""Report: one self-contained HTML page with the proof, and what quantization did to every layer."""
-
-from bitwright.report.page import report
-
-__all__ = ["report"]

@@ -1,0 +1,109 @@
+"""The cards at the top of the report: what was proven, in a few numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from bitwright.reporting.text import change, count, megabytes, number, percent
+
+if TYPE_CHECKING:  # the package of proofs needs onnx, a report does not
+    from bitwright.verification.proof import Proof, RuntimeProof
+
+_NOTABLE_LOSS = 0.01  # accuracy lost that is shown in red
+
+
+@dataclass
+class Line:
+    """One number on a card: its label, its value, what to know of it, a bar from 0 to 1, and a style."""
+
+    label: str
+    value: str
+    note: str = ""
+    share: float | None = None
+    style: str = ""
+
+
+@dataclass
+class Card:
+    """A title and its numbers."""
+
+    title: str
+    lines: list[Line] = field(default_factory=list)
+
+
+def cards(proof: Proof | None, accuracy: Mapping[str, float] | None) -> list[Card]:
+    """The cards for what is known, leaving out what is not."""
+    made = [_accuracy(accuracy)] if accuracy else []
+    if proof is None:
+        return made
+    by_runtime: dict[str, Callable[[RuntimeProof], Line | None]] = {
+        "Operators in integers": _coverage,
+        "Speed against FP32": _speed,
+        "Values equal to the simulation": _equal,
+        "Largest gap to the simulation": _gap,
+    }
+    made.append(_size(proof))
+    for title, line in by_runtime.items():
+        lines = [made_line for runtime in proof.runtimes.values() if (made_line := line(runtime)) is not None]
+        made.append(Card(title, lines))
+    return [card for card in made if card.lines]
+
+
+def _accuracy(accuracy: Mapping[str, float]) -> Card:
+    shares = all(0.0 <= value <= 1.0 for value in accuracy.values())
+    card = Card("Accuracy" if shares else "Score")
+    first: float | None = None
+    for label, value in accuracy.items():
+        text = percent(value, digits=2) if shares else number(value)
+        line = Line(label, text, share=value if shares else None)
+        if first is None:
+            first, line.style = value, "base"
+        else:
+            line.note = change(first, value, percent=shares)
+            line.style = "bad" if shares and first - value > _NOTABLE_LOSS else ""
+        card.lines.append(line)
+    return card
+
+
+def _size(proof: Proof) -> Card:
+    value = f"{proof.float_size / max(proof.size, 1):.1f}× smaller"
+    note = f"{megabytes(proof.size)} instead of {megabytes(proof.float_size)}"
+    return Card("Size against FP32", [Line("", value, note, proof.size / max(proof.float_size, 1))])
+
+
+def _coverage(runtime: RuntimeProof) -> Line | None:
+    if not runtime.operators:
+        return None
+    kinds = dict.fromkeys(o.kind for o in runtime.operators)
+    note = ", ".join("{}/{} {}".format(*runtime.count(kind), kind) for kind in kinds)
+    return Line(runtime.runtime, percent(runtime.coverage), note, runtime.coverage)
+
+
+def _speed(runtime: RuntimeProof) -> Line | None:
+    if runtime.latency is None:
+        return None
+    time = runtime.latency
+    note = f"{time.quantized_ms:.2f} ms instead of {time.float_ms:.2f} ms, {count(time.batch, 'sample')}"
+    slower = "" if time.speedup >= 1.0 else "bad"
+    return Line(runtime.runtime, f"{time.speedup:.2f}×", f"{note}, one thread", style=slower)
+
+
+def _equal(runtime: RuntimeProof) -> Line | None:
+    if not runtime.tensors:
+        return None
+    note = f"{sum(t.values for t in runtime.tensors):,} values in {count(len(runtime.tensors), 'tensor')}"
+    return Line(runtime.runtime, percent(runtime.equal, digits=3), note, runtime.equal)
+
+
+def _gap(runtime: RuntimeProof) -> Line | None:
+    worst = max((o.relative for o in runtime.outputs), default=None)
+    outputs = "" if worst is None else f"outputs differ by at most {percent(worst, digits=2)} of their range"
+    if not runtime.tensors:
+        return None if worst is None else Line(runtime.runtime, percent(worst, digits=2), outputs)
+    line = Line(runtime.runtime, count(runtime.largest, "step"), outputs)
+    if runtime.first_deviation is not None:
+        line.note = f"first above one step: {runtime.first_deviation.name}" + (f"; {outputs}" if outputs else "")
+        line.style = "warn"
+    return line
