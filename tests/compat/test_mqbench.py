@@ -759,11 +759,3 @@ def test_a_refused_first_call_can_be_made_again(model, x):
     with pytest.raises(ConfigError, match="does not take the example inputs"):
         waiting(x[0, 0])
     assert torch.equal(waiting(x), model(x))
-
-
-def test_names_from_the_top():
-    for name in (
-        *("prepare_by_platform", "BackendType", "enable_calibration", "enable_calibration_woquantization"),
-        *("enable_calibration_quantization", "enable_quantization", "disable_all", "enable_all"),
-    ):
-        assert getattr(bw, name) is globals()[name]

@@ -13,7 +13,7 @@ import torch.utils.checkpoint
 from torch import nn
 
 import bitwright as bw
-from bitwright.graph import CapturedModel, capture
+from bitwright.graph import CapturedModel, capture_model
 from bitwright.nn import QuantConv2d, QuantLinear
 from tests.graph.capture.capturing import Net, image, prepared, same
 
@@ -257,7 +257,7 @@ def test_a_construct_at_the_size_of_the_example(body):
 
 def test_what_is_written_into_a_constant_follows_the_data():
     model = Net(by_writing_into_a_constant).eval()
-    captured = capture(model, image(2)).model
+    captured = capture_model(model, image(2)).model
     x = image(2) * 3
     assert torch.equal(captured(x), model(x))
     assert not torch.equal(captured(x), captured(image(2)))
@@ -265,7 +265,7 @@ def test_what_is_written_into_a_constant_follows_the_data():
 
 def test_the_gradient_of_a_custom_function_is_kept():
     model = Net(by_function).eval()
-    captured = capture(model, image()).model
+    captured = capture_model(model, image()).model
     x = image().requires_grad_()
     captured(x).sum().backward()
     expected = torch.autograd.grad(model(x).sum(), x)[0]
@@ -470,7 +470,7 @@ def test_hooks_of_every_kind_are_kept():
 
 def test_a_compiled_module_is_a_leaf():
     model = nn.Sequential(nn.Linear(3, 3), torch.jit.script(nn.Sequential(nn.Linear(3, 3), nn.ReLU())))
-    captured = capture(model, torch.randn(2, 3))
+    captured = capture_model(model, torch.randn(2, 3))
     assert isinstance(captured.model, CapturedModel)
     x = torch.randn(4, 3)
     assert torch.equal(captured.model(x), model(x))

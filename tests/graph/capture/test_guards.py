@@ -12,7 +12,7 @@ from torch import nn
 
 import bitwright as bw
 from bitwright.errors import CaptureError
-from bitwright.graph import capture, is_guard
+from bitwright.graph import capture_model, is_guard
 from tests.graph.capture.capturing import Net, image, prepared
 
 
@@ -108,7 +108,7 @@ def test_a_text_made_of_sizes_only_warns(caplog):
         return self.conv(x) * (1 if name else 0)
 
     model = Net(body).eval()
-    captured = capture(model, image(2, 8)).model
+    captured = capture_model(model, image(2, 8)).model
     x = image(1, 12)
     with caplog.at_level(logging.WARNING):
         assert torch.equal(captured(x), model(x))
@@ -122,14 +122,14 @@ def test_unpacking_decides_nothing():
         n, c, h, w = x.shape
         return (a * b).view(n, -1, h * w) + len(x.shape) + c
 
-    told = capture(Net(body), image())
+    told = capture_model(Net(body), image())
     assert told.decisions == []
     assert not any(is_guard(n) for n in told.regions[""].graph.nodes)
 
 
 def test_guards_survive_dead_code_elimination_and_copies():
     model = Net(by_branch).eval()
-    region = capture(model, image(2, 8)).regions[""]
+    region = capture_model(model, image(2, 8)).regions[""]
     region.graph.eliminate_dead_code()
     region.recompile()
     with pytest.raises(CaptureError, match="take another way"):

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import bitwright as bw
-from bitwright.graph import capture
+from bitwright.graph import capture_model
 from tests.graph.capture.capturing import prepared, same
 
 
@@ -119,7 +119,7 @@ def test_an_object_handed_to_an_island_stays_one_object():
             return self.picky(x, cache), cache.keys[0]
 
     model = Outer().eval()
-    captured = capture(model, torch.randn(2, 3, 4)).model
+    captured = capture_model(model, torch.randn(2, 3, 4)).model
     x = torch.randn(2, 5, 4)
     with torch.no_grad():
         assert same(captured(x), model(x))

@@ -176,7 +176,7 @@ def test_iterating_over_a_batch_is_a_decision():
     quantized = prepared(Net(by_iteration), image(2), image(2))
     decisions = bw.ledger_of(quantized).decisions
     assert [(d.reader, d.where.rsplit(":", 1)[0].rsplit("/", 1)[-1]) for d in decisions][:1] == [
-        ("for", "test_capture_python.py")
+        ("for", "test_python.py")
     ]
 
 

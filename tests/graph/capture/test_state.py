@@ -8,7 +8,7 @@ from torch import nn
 
 import bitwright as bw
 from bitwright.errors import ConfigError
-from bitwright.graph import capture
+from bitwright.graph import capture_model
 from bitwright.nn import QuantLinear
 from bitwright.quantizer import quantizers
 from tests.graph.capture.capturing import Moody, Net, image, prepared, same
@@ -149,7 +149,7 @@ def test_plain_tensors_and_constants_are_part_of_the_model():
     x = torch.randn(4, 3)
     assert torch.equal(twin(x), alone(x))
     assert set(twin.state_dict()) == set(alone.state_dict())
-    assert capture(model, torch.randn(2, 3)).islands == {}
+    assert capture_model(model, torch.randn(2, 3)).islands == {}
 
 
 class Headed(nn.Module):

@@ -10,7 +10,7 @@ from torch import nn
 
 import bitwright as bw
 from bitwright.errors import ConfigError, UnknownNameError
-from bitwright.graph import CapturedModel, capture
+from bitwright.graph import CapturedModel, capture_model
 from bitwright.nn import QuantConv2d
 from bitwright.preparation import Verdict
 from tests.graph.capture.capturing import Moody, image, prepared
@@ -237,7 +237,7 @@ def test_a_fixed_argument_between_others_leaves_the_signature():
 
     model, x, y = Between().eval(), torch.randn(2, 3), torch.randn(2, 3)
     fixed = {"times": 2, "mode": {"add": False}}
-    captured = capture(model, {"x": x, "y": y}, concrete_args=fixed).model
+    captured = capture_model(model, {"x": x, "y": y}, concrete_args=fixed).model
     assert torch.equal(captured(x, y), model(x, 2, {"add": False}, y))
     assert torch.equal(captured(y=y, x=x), model(x, 2, {"add": False}, y))
 

@@ -7,7 +7,7 @@ from torch import nn
 
 import bitwright as bw
 from bitwright.errors import ConfigError
-from bitwright.graph import capture, run_stage
+from bitwright.graph import capture_model, run_stage
 from tests.graph.passes.nets import Net, notes_of, shuffle_channels
 
 
@@ -93,7 +93,7 @@ def test_dead_code_goes_and_effects_stay():
 
     net = Net(body, a=nn.Linear(6, 8), norm=nn.BatchNorm1d(8))
     net.register_buffer("count", torch.zeros(()))
-    model = capture(net, torch.randn(4, 6)).model
+    model = capture_model(net, torch.randn(4, 6)).model
     found = {r.name: r.notes for r in run_stage(model, "simplify")}
     assert found["remove_dead_code"] == ["removed sigmoid, nobody reads it", "removed sum_1, nobody reads it"]
     model.recompile()

@@ -8,7 +8,7 @@ from torch import nn
 
 import bitwright as bw
 from bitwright.errors import CaptureError
-from bitwright.graph import capture
+from bitwright.graph import capture_model
 from bitwright.preparation import Verdict
 from bitwright.quantizer import quantizers
 from tests.graph.capture.capturing import same
@@ -42,7 +42,7 @@ def tensors(item):
 @pytest.mark.parametrize("name", ZOO)
 def test_captured_with_exact_parity(name):
     case, model = ZOO[name], built(name)
-    captured = capture(model, case.inputs(2, case.size))
+    captured = capture_model(model, case.inputs(2, case.size))
     assert set(captured.islands) == ISLANDS.get(name, set())
     sizes = [(2, case.size), (3, case.size), (1, case.size)]
     sizes += [(2, case.other), (3, case.other)] if case.other else []
@@ -103,7 +103,7 @@ def test_a_training_step_gives_gradients(name):
 
 def test_a_length_that_is_part_of_the_graph_is_refused():
     case, model = ZOO["Mamba"], built("Mamba")
-    captured = capture(model, case.inputs(2, 6)).model
+    captured = capture_model(model, case.inputs(2, 6)).model
     with pytest.raises(CaptureError, match=r"an index at .*sequences.py:\d+ gives 7, and gave 6"):
         case.call(captured, case.inputs(2, 7))
 

@@ -20,7 +20,7 @@ from bitwright.graph import (
     MatchingNode,
     ReplacePatternBase,
     ReplaceStrategy,
-    capture,
+    capture_model,
     register_schedule,
     run_stage,
     runner,
@@ -495,7 +495,7 @@ def test_a_schedule_declares_how_exact_it_is(tolerance, passes):
         def forward(self, x):
             return torch.relu(x)
 
-    result = capture(Net(), x := torch.randn(4, 5))
+    result = capture_model(Net(), x := torch.randn(4, 5))
     check = runner(result.model, (x,), {})
     if passes:
         assert "rounded" in [r.name for r in run_stage(result.model, "simplify", check=check) if r.modified]

@@ -14,7 +14,7 @@ from bitwright.graph import (
     Pattern,
     ReplacePatternBase,
     ReplaceStrategy,
-    capture,
+    capture_model,
     register_schedule,
     run_stage,
 )
@@ -34,7 +34,7 @@ def captured(function, x=None, **modules):
             return function(self, x)
 
     net, x = Net().eval(), torch.randn(2, 3) if x is None else x
-    return capture(net, x).model, net, x
+    return capture_model(net, x).model, net, x
 
 
 def targets(model):
