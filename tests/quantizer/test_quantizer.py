@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from bitwright.errors import CalibrationError, ConfigError, UnknownNameError
-from bitwright.methods import METHODS, FixedFakeQuantize, Method, register_method
+from bitwright.methods import METHODS, Method, register_method
+from bitwright.methods.fixed import FixedFakeQuantize
 from bitwright.quantizer import Phase, TensorQuantizer, quantizers
 
 SHAPES = {"uint8": (3, 4), "int8 channel:0": (3, 4), "int4 group:2:1": (3, 4)}

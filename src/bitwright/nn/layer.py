@@ -5,12 +5,12 @@ from typing import Any
 from torch import Tensor
 
 from bitwright.errors import ConfigError
+from bitwright.methods.learned_step import learned_step, recompute_quantized
 from bitwright.nn.bias import round_bias
 from bitwright.nn.descriptors import split_descriptors
 from bitwright.nn.mixins import QuantMixin
 from bitwright.nn.norm import BatchNorm, multiplier, statistics, uses_batch
 from bitwright.quantizer import Phase, QuantDescriptor
-from bitwright.quantizer.learned_step import learned_step, recompute_quantized
 
 NEVER_ZERO = 2.0**-60  # added to what is divided by; far below the last bit of any real multiplier
 _ROUNDS = Phase.QUANTIZE | Phase.CLIP

@@ -1,6 +1,5 @@
 """TensorQuantizer: the only object in the system that quantizes a tensor, and the ways to describe one."""
 
-from bitwright.quantizer import fp8_method as _fp8_method  # noqa: F401  (it registers a method)
 from bitwright.quantizer.clip import Clip
 from bitwright.quantizer.core import TensorQuantizer, quantizers
 from bitwright.quantizer.described import DescribedQuantizer

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from bitwright.errors import CalibrationError, ConfigError, suggest
 from bitwright.methods import METHODS, Method
+from bitwright.methods.learned_step import learned_step
 from bitwright.numerics import scale_and_zero_point
 from bitwright.observers import OBSERVERS, Observer
 from bitwright.quantizer.descriptor import QuantDescriptor
-from bitwright.quantizer.learned_step import learned_step
 from bitwright.quantizer.phase import Phase
 from bitwright.spec import PerChannel, PerTensor, QuantSpec
 

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from bitwright.methods import Method, register_method
+from bitwright.methods.base import Method, register_method
 from bitwright.numerics.fp8 import BY_NAME, fp8_quantize_dequantize, to_fp8
 from bitwright.numerics.views import broadcast
 

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.checkpoint import checkpoint
 
-from bitwright.quantizer import TensorQuantizer, learned_step
+from bitwright.methods import learned_step
+from bitwright.quantizer import TensorQuantizer
 
 LSQ = "LearnableFakeQuantize"
 

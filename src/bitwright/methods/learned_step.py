@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from bitwright.methods import Method
+from bitwright.methods.base import Method
 from bitwright.methods.clipped import TINY
 from bitwright.methods.learnable import LearnableFakeQuantize
 from bitwright.numerics.fused import Fused
