@@ -6,11 +6,12 @@ from torch import fx
 
 from bitwright.backends.files import register_backend
 from bitwright.backends.onnxruntime import ONNXRUNTIME
+from bitwright.graph.facts import facts
 
 
 def _joins_other_than_channels(node: fx.Node) -> str | None:
     """OpenVINO takes the axis of a quantized concatenation for channels, and computes wrong values where it is not."""
-    info = node.meta.get("tensor")
+    info = facts(node).tensor
     axis = node.kwargs.get("dim", node.args[1] if len(node.args) > 1 else 0)
     if info is not None and len(info.shape) >= 4 and axis in (1, 1 - len(info.shape)):
         return None

@@ -6,11 +6,12 @@ from torch import fx
 
 from bitwright.backends.files import register_backend
 from bitwright.backends.tensorrt import TENSORRT
+from bitwright.graph.facts import facts
 
 
 def _adds_embeddings(node: fx.Node) -> str | None:
     """Sums of embeddings are the input of a network: they stay float."""
-    fed = any(source.meta.get("operator") == "embedding" for source in node.all_input_nodes)
+    fed = any(facts(source).operator == "embedding" for source in node.all_input_nodes)
     return "an embedding goes in" if fed else None
 
 

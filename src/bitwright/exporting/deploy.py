@@ -23,6 +23,7 @@ from bitwright.exporting.modules import (
 )
 from bitwright.graph import CapturedModel
 from bitwright.graph.capture.objects import make_results_plain
+from bitwright.graph.facts import copy_facts, facts, set_facts
 from bitwright.graph.names import attribute_of, put_submodule
 from bitwright.graph.passes.fold.expression import Expression
 from bitwright.nn.attention import QuantMultiheadAttention
@@ -130,7 +131,7 @@ def _deploy_function(model: CapturedModel, node: fx.Node, function: QuantFunctio
     rest = {k: v for k, v in node.kwargs.items() if k not in names}
     with model.graph.inserting_before(node):
         call = model.graph.call_module(name, (given["input"], *node.args[3:]), rest)
-    call.meta.update(node.meta)
+    copy_facts(node, call)
     node.replace_all_uses_with(call)
     model.graph.erase_node(node)
 
@@ -139,9 +140,9 @@ def _guard_float_layers(model: CapturedModel, modules: dict[str, nn.Module]) -> 
     """Make sure that what stays float is not quantized by the runtime: layers with a weight, and what it gets wrong."""
     for node in list(model.graph.nodes):
         operator = operator_of(node, modules)
-        if node.meta.get("keep_float"):
+        if facts(node).keep_float:
             for source in node.all_input_nodes:
-                if source.meta.get("tensor") is not None:
+                if facts(source).tensor is not None:
                     _guard(model, source, [node])
         elif operator is not None and operator.weight and not isinstance(modules.get(str(node.target)), QuantLayer):
             _guard(model, node, list(node.users))
@@ -152,7 +153,7 @@ def _guard(model: CapturedModel, tensor: fx.Node, users: list[fx.Node]) -> None:
     put_submodule(model, name, KeepFloat())
     with model.graph.inserting_after(tensor):
         guard = model.graph.call_module(name, (tensor,))
-    guard.meta["tensor"] = tensor.meta.get("tensor")
+    set_facts(guard, tensor=facts(tensor).tensor)
     for user in users:
         user.replace_input_with(tensor, guard)
 
@@ -217,12 +218,12 @@ def _requantize_carried(model: CapturedModel, modules: dict[str, nn.Module]) -> 
         if not operator.carries_scale(node, module):
             continue
         carried[node] = carried[source]
-        if node.meta.get("tensor") is None or node not in wanted:
+        if facts(node).tensor is None or node not in wanted:
             continue
         with model.graph.inserting_after(node):
             again = model.graph.create_node("call_module", carried[source], (node,), name=f"{node.name}_carried")
         node.replace_all_uses_with(again, delete_user_cb=lambda user, own=again: user is not own)
-        again.meta.update(node.meta)
+        copy_facts(node, again)
         carried[again] = carried[source]
 
 
@@ -235,7 +236,7 @@ def _leads_to_quantized(model: CapturedModel, modules: dict[str, nn.Module]) -> 
             operator = operator_of(user, modules)
             if operator is not None and operator.carries_scale(user, module):
                 reach.update({node} if user in reach else set())
-            elif user.op != "output" and user.meta.get("integer"):
+            elif user.op != "output" and facts(user).integer:
                 reach.add(node)
     return reach
 
@@ -245,7 +246,7 @@ def _name_calls(model: CapturedModel) -> None:
     for node in model.graph.nodes:
         if _pools_globally(node, modules):
             replacement: nn.Module = GlobalAveragePool()
-        elif node.op in ("call_function", "call_method") and node.meta.get("tensor") is not None:
+        elif node.op in ("call_function", "call_method") and facts(node).tensor is not None:
             replacement = Call(node)
         elif node.op == "call_module" and isinstance(modules.get(str(node.target)), TensorQuantizer):
             replacement = _deployed_quantizer(model, node, modules[str(node.target)])
@@ -272,6 +273,6 @@ def _pools_globally(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
         size = modules[str(node.target)].output_size
     else:
         size = node.kwargs.get("output_size", node.args[1] if len(node.args) > 1 else None)
-    info = node.meta.get("tensor")
+    info = facts(node).tensor
     batched = info is not None and len(info.shape) == int(operator.name[-2]) + 2
     return batched and all(s == 1 for s in (size if isinstance(size, tuple | list) else (size,)))

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from bitwright.graph.capture.tracer import TensorInfo
+from bitwright.graph.facts import facts, set_value
 from bitwright.graph.model import CapturedModel
 from bitwright.graph.names import attribute_of, free_name
 
@@ -25,7 +25,7 @@ class NodeBuilder:
     def __init__(self, model: CapturedModel, before: fx.Node, scope: str | None = None) -> None:
         self.model = model
         self.before = before
-        self.scope = before.meta.get("scope", "") if scope is None else scope
+        self.scope = facts(before).scope if scope is None else scope
         self._values: dict[fx.Node, Any] = {}
 
     def function(self, target: Callable[..., Any], *args: Any, name: str | None = None, **kwargs: Any) -> fx.Node:
@@ -57,9 +57,7 @@ class NodeBuilder:
             node = self.model.graph.create_node(op, target, args, kwargs, name)
         with torch.no_grad():
             value = self._values[node] = self._evaluate(op, target, args, kwargs)
-        node.meta["tensor"] = tensor_info(value)
-        node.meta["plain"] = not isinstance(value, torch.Tensor | tuple | list)
-        node.meta["scope"] = self.scope
+        set_value(node, value, scope=self.scope)
         return node
 
     def _evaluate(self, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -73,23 +71,12 @@ class NodeBuilder:
 
     def _value(self, node: fx.Node) -> Any:
         if node not in self._values:
-            info = node.meta.get("tensor")
+            info = facts(node).tensor
             if info is None:
                 raise ValueError(f"{node.name} is no tensor, and its value is not known")
             device = next(self.model.parameters(), torch.empty(0)).device
             self._values[node] = torch.zeros(info.shape, dtype=info.dtype, device=device)
         return self._values[node]
-
-
-def tensor_info(value: object) -> TensorInfo | None:
-    """Shape and dtype of a tensor; None for anything else."""
-    return TensorInfo(tuple(value.shape), value.dtype) if isinstance(value, torch.Tensor) else None
-
-
-def shape_of(node: object) -> tuple[int, ...] | None:
-    """The shape of a node's tensor on the example inputs; None where it is no tensor."""
-    info = node.meta.get("tensor") if isinstance(node, fx.Node) else None
-    return None if info is None else info.shape
 
 
 def module_of(node: object, model: nn.Module) -> nn.Module | None:

@@ -6,25 +6,30 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from bitwright.graph.capture.tracer import TensorInfo
 from bitwright.graph.effects import has_effect, is_pure
+from bitwright.graph.facts import facts, has_facts, set_facts, set_value
 from bitwright.graph.match.index import instance_of
 from bitwright.modes import eval_mode
 
 _UNKNOWN = object()
 
 
-def describe_new(model: fx.GraphModule, nodes: Iterable[fx.Node], scope: str) -> None:
-    """Give ``nodes``, in the order of their computation, the notes that capture would have given them."""
+def describe_new(model: fx.GraphModule, nodes: Iterable[fx.Node], scope: str, replaces: tuple[str, ...]) -> None:
+    """Give ``nodes``, in the order of their computation, the facts that capture would have given them.
+
+    Args:
+        model: what they are part of.
+        nodes: those that a schedule has made.
+        scope: the module that they belong to.
+        replaces: the names of the nodes they stand for.
+    """
     values: dict[fx.Node, Any] = {}
     for node in nodes:
-        node.meta.setdefault("scope", scope)
-        if "tensor" in node.meta:
-            continue
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            value = values[node] = _value(model, node, values)
-        node.meta["tensor"] = TensorInfo(tuple(value.shape), value.dtype) if isinstance(value, torch.Tensor) else None
-        node.meta["plain"] = value is not _UNKNOWN and isinstance(value, bool | int | float | str | torch.Size)
+        if not has_facts(node):
+            with torch.no_grad(), torch.random.fork_rng(devices=[]):
+                value = values[node] = _value(model, node, values)
+            set_value(node, value, scope=scope)
+        set_facts(node, replaces=replaces)
 
 
 def _value(model: fx.GraphModule, node: fx.Node, values: dict[fx.Node, Any]) -> Any:
@@ -51,7 +56,7 @@ def _value(model: fx.GraphModule, node: fx.Node, values: dict[fx.Node, Any]) -> 
 def _input(model: fx.GraphModule, node: fx.Node, values: dict[fx.Node, Any]) -> Any:
     """The value of a node that others read: a tensor as capture saw it, or a size or a tuple, found anew."""
     if node not in values:
-        info = node.meta.get("tensor")
+        info = facts(node).tensor
         if info is not None:
             parameter = next(model.parameters(), torch.empty(0))
             values[node] = torch.zeros(info.shape, dtype=info.dtype, device=parameter.device)

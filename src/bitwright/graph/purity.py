@@ -5,6 +5,7 @@ from torch import fx, nn
 from bitwright.graph.build import has_hooks, module_of
 from bitwright.graph.capture.tracer import store
 from bitwright.graph.effects import is_pure, writes
+from bitwright.graph.facts import facts
 
 _RANDOM = ("rand", "normal", "bernoulli", "multinomial", "dropout", "gumbel", "poisson", "rrelu", "seed", "assert")
 _WITH_STATE = (
@@ -18,7 +19,7 @@ def only_computes(node: fx.Node, model: nn.Module) -> bool:
     """Whether a node could be left out if nobody read its result, now and in training; in doubt it could not."""
     if node.op == "get_attr":
         return True
-    if node.meta.get("written") or not is_pure(node, model):
+    if facts(node).written or not is_pure(node, model):
         return False
     module = module_of(node, model)
     if module is not None:
@@ -36,7 +37,7 @@ def written_attributes(model: fx.GraphModule) -> set[str]:
         if node.op == "call_module":
             buffers = model.get_submodule(str(node.target)).named_buffers()
             found.update(f"{node.target}.{name}" for name, _ in buffers)
-        if node.meta.get("written") or node.target is store or writes(node, model):
+        if facts(node).written or node.target is store or writes(node, model):
             before = node
             while isinstance(before, fx.Node) and before not in seen:
                 seen.add(before)

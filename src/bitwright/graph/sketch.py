@@ -5,6 +5,7 @@ from typing import Literal
 
 from torch import fx
 
+from bitwright.graph.facts import facts
 from bitwright.graph.match.index import instance_of
 from bitwright.graph.names import node_name
 from bitwright.quantizer import TensorQuantizer
@@ -28,7 +29,7 @@ def sketch(model: fx.GraphModule) -> tuple[Spot, ...]:
     """The tensors' way through a graph; parameters and arithmetic on sizes are left out."""
     spots: dict[str, Spot] = {}
     for node in model.graph.nodes:
-        if node.op == "get_attr" or node.meta.get("plain"):
+        if node.op == "get_attr" or facts(node).plain:
             continue
         instance = instance_of(node, model)
         role: Role = "operator"
@@ -38,5 +39,5 @@ def sketch(model: fx.GraphModule) -> tuple[Spot, ...]:
         elif isinstance(instance, TensorQuantizer):
             role, kind = "quantizer", str(instance.spec)
         inputs = tuple(n.name for n in node.all_input_nodes if n.name in spots)
-        spots[node.name] = Spot(node.name, node_name(node), str(kind), node.meta.get("scope", ""), role, inputs)
+        spots[node.name] = Spot(node.name, node_name(node), str(kind), facts(node).scope, role, inputs)
     return tuple(spots.values())

@@ -7,6 +7,7 @@ from torch import fx, nn
 
 from bitwright.backends import Backend
 from bitwright.graph import CapturedModel
+from bitwright.graph.facts import facts, set_facts
 from bitwright.graph.names import node_name
 from bitwright.nn.layer import QuantLayer
 from bitwright.nn.mixins import QuantInputMixin
@@ -102,15 +103,15 @@ def decide(
     for node in model.graph.nodes:
         if only is not None and node not in only:
             continue
-        if node.op not in ("call_module", "call_function", "call_method") or node.meta.get("plain"):
+        if node.op not in ("call_module", "call_function", "call_method") or facts(node).plain:
             continue  # inputs and outputs, and arithmetic on sizes
         module = modules.get(str(node.target)) if node.op == "call_module" else None
         operator = operator_of(node, modules)
-        if operator is None and module is None and node.meta.get("tensor") is None:
+        if operator is None and module is None and facts(node).tensor is None:
             continue  # arithmetic on sizes and other plain values
         name = f"{prefix}.{node_name(node)}" if prefix else node_name(node)
         kind = operator.name if operator else _plain_name(node, module)
-        node.meta["operator"] = kind  # for conditions of backends, which see nodes only
+        set_facts(node, operator=kind)  # for conditions of backends, which see nodes only
         subject = subjects.of_node(node, name, prefix, kind)
         rule = recipe.rule_for(subject)
         key = (id(rule), node in ends)
@@ -121,7 +122,7 @@ def decide(
         custom = custom_qmodule(node, module)
         decision = Decision(node, operator, entry, wishes, rule, subject, custom, node in ends)
         decisions[node] = decision
-        if wish := node.meta.get("leaf"):
+        if wish := facts(node).leaf:
             decision.operator = decision.custom = None
             entry.operator, entry.reason = type(module).__name__, leaf_reason(wish)
         elif node in indices:
@@ -146,7 +147,7 @@ def leaf_reason(wish: str) -> str:
 def join_activations(decisions: dict[fx.Node, Decision], backend: Backend) -> None:
     """Let each activation that the backend fuses join the integer operator whose only user it is."""
     for node, decision in decisions.items():
-        if not node.meta.get("joins"):
+        if not facts(node).joins:
             continue  # it has to be computed, and rounded, by itself
         source = node.args[0] if node.args else None
         before = decisions.get(source) if isinstance(source, fx.Node) else None

@@ -6,6 +6,7 @@ from torch import fx
 
 from bitwright.backends import Backend
 from bitwright.graph import CapturedModel
+from bitwright.graph.facts import facts
 from bitwright.graph.names import node_name
 from bitwright.nn.mixins import QuantInputMixin
 from bitwright.preparation.decide import Decision, decide
@@ -45,7 +46,7 @@ def decide_again(
             inherited[node] = replace(heir, node=node, entry=replace(heir.entry, name=name))
     fresh = decide(model, prefix, recipe, backend, subjects, only=set(made) - inherited.keys())
     swap(model, {n: d for n, d in fresh.items() if not _is_quantized(model, n)}, recipe, backend)
-    successors = {old: node_name(node) for node in made for old in node.meta.get("replaces", ())}
+    successors = {old: node_name(node) for node in made for old in facts(node).replaces}
     for node in decisions.keys() - set(present):
         entry, successor = decisions[node].entry, successors.get(node_name(node))
         entry.verdict = Verdict.FUSED
@@ -64,7 +65,7 @@ def _inherited(model: CapturedModel, node: fx.Node, decisions: dict[fx.Node, Dec
         return None
     module = model.get_submodule(str(node.target))
     for old, decision in decisions.items():
-        if old.op == "call_module" and node_name(old) in node.meta.get("replaces", ()):
+        if old.op == "call_module" and node_name(old) in facts(node).replaces:
             before = model.get_submodule(str(old.target))
             if type(before) is type(module):
                 return decision

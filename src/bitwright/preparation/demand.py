@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from torch import fx
 
 from bitwright.graph import CapturedModel
+from bitwright.graph.facts import copy_facts, facts
 from bitwright.graph.names import node_name, put_submodule
 from bitwright.preparation.build import build, needed_spec
 from bitwright.preparation.decide import Decision, is_float
@@ -66,7 +67,7 @@ class Demand:
         start, first_user = tensor, None
         while (decision := self.decisions.get(tensor)) is not None and decision.verdict is Verdict.CARRIED:
             before = tensor.args[0] if tensor.args else None
-            if not isinstance(before, fx.Node) or before.meta.get("written"):
+            if not isinstance(before, fx.Node) or facts(before).written:
                 break
             tensor, first_user = before, tensor
         return (tensor, first_user) if is_float(tensor) else (start, None)
@@ -165,7 +166,7 @@ class Demand:
                     suffix = names[root].rpartition(".")[2].removeprefix(tensor.name) if root == key else ""
                     name = f"{tensor.name}{suffix}_quantized"
                     call = model.graph.create_node("call_module", names[root], (tensor,), name=name)
-                call.meta.update(tensor.meta)
+                copy_facts(tensor, call)
                 for user in users:
                     user.replace_input_with(tensor, call)
                 placed[key] = model.get_submodule(names[root])  # pyrefly: ignore
@@ -194,7 +195,7 @@ def _name(key: Key, users: list[fx.Node], *, first: bool) -> str:
 
 def _fitting(recipe: TensorRecipe, tensor: fx.Node) -> QuantSpec:
     """The spec asked for, with one scale for a tensor that has no such axis."""
-    spec, info = needed_spec(recipe), tensor.meta.get("tensor")
+    spec, info = needed_spec(recipe), facts(tensor).tensor
     axis = getattr(spec.granularity, "axis", None)
     if axis is None or info is None or -len(info.shape) <= axis < len(info.shape):
         return spec

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 from torch import fx
 
 from bitwright.graph import CapturedModel
+from bitwright.graph.facts import facts
 
 
 def end_layers(model: CapturedModel, has_weight: Callable[[fx.Node], bool]) -> set[fx.Node]:
@@ -42,4 +43,4 @@ def _reached(
 
 
 def _tensors_in(node: fx.Node) -> int:
-    return sum(1 for n in node.all_input_nodes if n.meta.get("tensor") is not None and n.op != "get_attr")
+    return sum(1 for n in node.all_input_nodes if facts(n).tensor is not None and n.op != "get_attr")

@@ -6,6 +6,7 @@ A quantizer would move them off the whole numbers, and the cast that follows wou
 from torch import fx
 
 from bitwright.graph import is_guard
+from bitwright.graph.facts import facts
 from bitwright.preparation.judge import is_float
 
 
@@ -25,5 +26,5 @@ def index_arithmetic(graph: fx.Graph) -> set[fx.Node]:
 
 
 def _holds_integers(node: fx.Node) -> bool:
-    info = node.meta.get("tensor")
+    info = facts(node).tensor
     return info is not None and not info.dtype.is_floating_point

@@ -6,6 +6,7 @@ import torch
 from torch import fx, nn
 
 from bitwright.backends import Backend
+from bitwright.graph.facts import dtype_of, facts, set_facts
 from bitwright.nn.operators import Operator
 from bitwright.preparation.ledger import Verdict
 from bitwright.recipe import Recipe
@@ -18,7 +19,7 @@ Judgement = tuple[Verdict, str]
 
 def is_float(node: object) -> bool:
     """Whether a node yields a float tensor, and one that holds values: a cache begins as an empty one."""
-    info = node.meta.get("tensor") if isinstance(node, fx.Node) else None
+    info = facts(node).tensor if isinstance(node, fx.Node) else None
     return info is not None and info.dtype.is_floating_point and 0 not in info.shape
 
 
@@ -49,7 +50,7 @@ def judge(decision: "Decision", module: nn.Module | None, recipe: Recipe, backen
     if decision.custom is None and not forced:
         condition = backend.conditions.get(decision.entry.operator)
         obstacle = condition(decision.node) if condition is not None else None
-        decision.node.meta["keep_float"] = obstacle is not None  # the exporter keeps the runtime from trying
+        set_facts(decision.node, keep_float=obstacle is not None)  # the exporter keeps the runtime from trying
         if obstacle:
             return Verdict.FLOAT, obstacle
     return _by_wishes(decision, recipe, backend)
@@ -78,9 +79,9 @@ def _obstacle(node: fx.Node, inputs: list[fx.Node]) -> str:
     """Why no operator could quantize these inputs, or nothing."""
     if not inputs:
         return "no float tensor goes in"
-    if any(n.meta["tensor"].dtype != torch.float32 for n in inputs):
+    if any(dtype_of(n) != torch.float32 for n in inputs):
         return "its input is not float32"
-    if any(n.meta.get("written") for n in (node, *inputs)):
+    if any(facts(n).written for n in (node, *inputs)):
         return "it shares memory with a tensor that is written to in place"
     return ""
 

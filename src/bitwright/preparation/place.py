@@ -12,6 +12,7 @@ from torch import fx
 from bitwright.backends import Backend
 from bitwright.errors import ConfigError
 from bitwright.graph import CapturedModel
+from bitwright.graph.facts import facts, set_facts
 from bitwright.nn.mixins import QuantInputMixin
 from bitwright.preparation.decide import Decision, operands
 from bitwright.preparation.demand import Demand, Edge, Key
@@ -42,7 +43,7 @@ def place(model: CapturedModel, decisions: dict[fx.Node, Decision], backend: Bac
     for node, decision in decisions.items():
         sources = inputs_of.get(node) or _found(node, decision, demand)
         decision.entry.input = _specs(sources, placed)
-        node.meta["integer"] = decision.verdict is Verdict.INTEGER
+        set_facts(node, integer=decision.verdict is Verdict.INTEGER)
         decision.entry.output = _specs(demand.first_request(node), placed)
         module = model.get_submodule(str(node.target)) if node.op == "call_module" else None
         if isinstance(module, QuantInputMixin) and sources:
@@ -52,7 +53,7 @@ def place(model: CapturedModel, decisions: dict[fx.Node, Decision], backend: Bac
 def _read(node: fx.Node, decision: Decision, demand: Demand, backend: Backend) -> list[fx.Node]:
     """The tensors an operator has quantized: what it reads, but for those the target computes along with it."""
     merged = backend.merged.get(decision.entry.operator, frozenset())
-    return [o for o in operands(node, decision.operator) if demand.walk(o)[0].meta.get("operator") not in merged]
+    return [o for o in operands(node, decision.operator) if facts(demand.walk(o)[0]).operator not in merged]
 
 
 def _ask_result(node: fx.Node, decision: Decision, demand: Demand, outputs: bool) -> list[Key]:

@@ -3,6 +3,7 @@
 from torch import fx, nn
 
 from bitwright.graph import CapturedModel
+from bitwright.graph.facts import facts
 from bitwright.recipe import Subject
 
 
@@ -19,7 +20,7 @@ class Subjects:
 
     def of_node(self, node: fx.Node, name: str, prefix: str, operator: str) -> Subject:
         """A call in the graph that stands at ``prefix``."""
-        scope = _join(prefix, node.meta.get("scope", ""))
+        scope = _join(prefix, facts(node).scope)
         path = name if node.op == "call_module" else scope
         return Subject(name, scope, operator, self._along(path), _join(prefix, node.name))
 

@@ -18,6 +18,7 @@ from bitwright.graph import (
     register_schedule,
     run_stage,
 )
+from bitwright.graph.facts import facts, shape_of
 from bitwright.graph.match import GraphIndex, InputMatchType
 
 pytestmark = pytest.mark.usefixtures("own_plugins")
@@ -102,7 +103,7 @@ def test_strategies(strategy, left, calls):
     assert targets(model) == ["relu"] * left
     assert indices == list(range(calls))
     assert torch.equal(model(x), net(x))
-    assert all(n.meta["tensor"].shape == (2, 3) for n in model.graph.nodes if n.op == "call_function")
+    assert all(shape_of(n) == (2, 3) for n in model.graph.nodes if n.op == "call_function")
 
 
 def test_the_intersecting_strategy_takes_what_the_other_leaves():
@@ -238,8 +239,8 @@ def test_several_anchors_are_replaced_by_a_dict_whatever_the_order_of_the_nodes(
     assert sorted(targets(model)) == sorted(["joined.qk", "chunk", "getitem", "sigmoid", "getitem", "mul"])
     assert torch.allclose(model(x), net(x), atol=1e-6)
     whole = next(n for n in model.graph.nodes if n.target == "joined.qk")
-    assert whole.meta["tensor"].shape == (2, 8)
-    assert whole.meta["replaces"] == ("q", "k")
+    assert shape_of(whole) == (2, 8)
+    assert facts(whole).replaces == ("q", "k")
 
 
 @pytest.mark.parametrize(
@@ -348,10 +349,10 @@ def test_what_is_known_of_new_nodes():
         return graph.call_function(fold, (nodes["a"], linear, shape, odd))
 
     model, _, _ = captured(forward, torch.randn(3, 4))
-    scope = {n: n.meta["scope"] for n in model.graph.nodes if n.target is torch.sigmoid}
+    scope = {n: facts(n).scope for n in model.graph.nodes if n.target is torch.sigmoid}
     assert rewriter([MatcherNode("a", [None], [torch.sigmoid])], action)().apply(model)
-    new = {n.name: n.meta for n in model.graph.nodes if "replaces" in n.meta}
-    shapes = {name: meta["tensor"] and meta["tensor"].shape for name, meta in new.items()}
+    new = {n.name: facts(n) for n in model.graph.nodes if facts(n).replaces}
+    shapes = {name: known.tensor and known.tensor.shape for name, known in new.items()}
     assert shapes == {
         "chunk_1": None,
         "getitem_2": (3, 1),
@@ -361,9 +362,9 @@ def test_what_is_known_of_new_nodes():
         "input_1": None,
         "fold": (3, 2),
     }
-    assert new["size_1"]["plain"] is True
-    assert new["chunk_1"]["plain"] is new["input_1"]["plain"] is False
-    assert all(meta["scope"] == next(iter(scope.values())) for meta in new.values())
+    assert new["size_1"].plain is True
+    assert new["chunk_1"].plain is new["input_1"].plain is False
+    assert all(known.scope == next(iter(scope.values())) for known in new.values())
 
 
 def fold(x, *rest):

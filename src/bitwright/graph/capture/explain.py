@@ -9,6 +9,7 @@ from torch import nn
 from bitwright.graph.capture.guards import Decision
 from bitwright.graph.capture.leaves import Leaf
 from bitwright.graph.capture.run import Capture, capture_model
+from bitwright.graph.facts import facts
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ def _called(result: Capture) -> dict[str, str]:
     for prefix, region in result.regions.items():
         start = f"{prefix}." if prefix else ""
         for node in region.graph.nodes:
-            scope = node.meta.get("scope", "")
+            scope = facts(node).scope
             if scope:
                 found.setdefault(start + scope, "traced")
             if node.op == "call_module":

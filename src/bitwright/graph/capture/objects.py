@@ -8,6 +8,8 @@ from typing import Any
 
 from torch import fx
 
+from bitwright.graph.facts import facts
+
 
 class Held:
     """A constant of any class, as a function that returns it."""
@@ -98,7 +100,7 @@ def _plain(item: Any) -> Any:
 def _is_result(item: Any) -> bool:
     """Whether there may be tensors in it."""
     if isinstance(item, fx.Node):
-        return _makes_object(item) or not item.meta.get("plain")
+        return _makes_object(item) or not facts(item).plain
     return isinstance(item, tuple | list | dict)
 
 

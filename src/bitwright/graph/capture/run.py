@@ -25,6 +25,7 @@ from bitwright.graph.capture.pause import collection_paused
 from bitwright.graph.capture.proxy import Overwritten
 from bitwright.graph.capture.rehearsal import rehearsal
 from bitwright.graph.capture.tracer import ValueTracer
+from bitwright.graph.facts import set_facts
 from bitwright.graph.inputs import Inputs, bind_inputs, caller
 from bitwright.graph.model import CapturedModel
 
@@ -166,7 +167,7 @@ class _Capturing:
         called = dict.fromkeys(str(n.target) for n in graph.nodes if n.op == "call_module")
         for node in graph.nodes:
             if node.op == "call_module" and str(node.target) in whole:
-                node.meta["leaf"] = whole[str(node.target)]
+                set_facts(node, leaf=whole[str(node.target)])
         reached = [name for name in called if name in islands]
         calls = first_calls(module, reached, inputs, self.origin) if reached else {}
         for name in reached:

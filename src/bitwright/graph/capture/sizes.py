@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from bitwright.graph.build import shape_of
+from bitwright.graph.facts import facts, shape_of
 from bitwright.graph.passes.fold.expression import Expression
 from bitwright.nn.operators import operator_of
 
@@ -36,7 +36,7 @@ class Sizes:
             shape = shape_of(node)
             if shape is not None:
                 self._known[node] = self._of_tensor(node, shape)
-            elif node.meta.get("plain"):
+            elif facts(node).plain:
                 number = self._of_number(node)
                 if number is not None:
                     self._numbers[node] = number

@@ -5,7 +5,6 @@ import functools
 import operator
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from bitwright.graph.capture.guards import Decision, check_constant, check_decis
 from bitwright.graph.capture.objects import Held, parts_of, vars_of
 from bitwright.graph.capture.patches import patched
 from bitwright.graph.capture.proxy import IN_PLACE_OPERATORS, Overwritten, Untraceable, ValueProxy, value_of
+from bitwright.graph.facts import copy_facts, facts, has_facts, set_facts, set_value, tensor_info
 from bitwright.nn.mixins import QuantInputMixin
 from bitwright.nn.registry import is_custom, qmodule_for
 from bitwright.quantizer import TensorQuantizer
@@ -28,14 +28,6 @@ _COMPOSITES = (
     nn.TransformerEncoderLayer,
     nn.TransformerDecoderLayer,
 )
-
-
-@dataclass(frozen=True)
-class TensorInfo:
-    """Shape and dtype of a tensor seen on the example inputs."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
 
 
 class ValueTracer(fx.Tracer):
@@ -59,6 +51,7 @@ class ValueTracer(fx.Tracer):
         self._paths: dict[nn.Module, str] = {}
         self._names: dict[int, str] = {}
         self._buffers: set[str] = set()
+        self._memory: dict[fx.Node, frozenset[int]] = {}
 
     def trace_call(
         self, root: nn.Module, inputs: Mapping[str, Any], call: Callable[..., Any], fixed: Collection[str] = ()
@@ -90,7 +83,7 @@ class ValueTracer(fx.Tracer):
                 self.failed_in = "" if self.failed_in is None else self.failed_in
                 raise
             for target, value in self._written.items():
-                self.create_node("call_function", store, (self._get(target), value.node), {}).meta["plain"] = True
+                set_facts(self.create_node("call_function", store, (self._get(target), value.node), {}), plain=True)
             self.create_node("output", "output", (arg,), {}, type_expr=None)
         stop_gradients(self.graph)
         return self.graph
@@ -107,7 +100,7 @@ class ValueTracer(fx.Tracer):
             return self.create_proxy("placeholder", name, (), {})
         # Numbers, flags and None are part of the program, not of the data.
         node = self.create_node("placeholder", name, (value,) if last else (), {})
-        node.meta["plain"] = True
+        set_facts(node, plain=True)
         self._check(check_constant, (node, value, name))
         return value
 
@@ -128,12 +121,9 @@ class ValueTracer(fx.Tracer):
                 f"{_title(target)} writes data into a tensor that is a constant of the trace", Overwritten
             )
         node = self.create_node(kind, target, self.create_arg(args), self.create_arg(kwargs), _name_for(target))
-        node.meta["tensor"] = _info(value)
-        node.meta["scope"] = self._scope[-1]
-        node.meta["plain"] = isinstance(value, _PLAIN)
-        node.meta["grad"] = torch.is_grad_enabled()
-        memory = node.meta["memory"] = _memory(value)
-        node.meta["shares"] = [n for n in node.all_input_nodes if memory & n.meta.get("memory", _NOTHING)]
+        memory = self._memory[node] = _memory(value)
+        shares = tuple(n for n in node.all_input_nodes if memory & self._memory.get(n, _NOTHING))
+        set_value(node, value, scope=self._scope[-1], grad=torch.is_grad_enabled(), shares=shares)
         if value is None:
             return None
         proxy = ValueProxy(node, self, value)
@@ -164,9 +154,8 @@ class ValueTracer(fx.Tracer):
         else:
             function, args, kwargs = parts
             arg = self.create_node("call_function", function, self.create_arg(args), self.create_arg(kwargs))
-        if type(arg) is fx.Node:
-            arg.meta.setdefault("tensor", None)
-            arg.meta.setdefault("plain", True)
+        if type(arg) is fx.Node and not has_facts(arg):
+            set_facts(arg, plain=True)
         return arg
 
     def _constant(self, value: torch.Tensor) -> fx.Node:
@@ -182,7 +171,8 @@ class ValueTracer(fx.Tracer):
 
     def _get(self, target: str, value: torch.Tensor | None = None) -> fx.Node:
         node = self.create_node("get_attr", target, (), {})
-        node.meta.update(tensor=_info(value), plain=False, memory=_memory(value))
+        set_facts(node, tensor=tensor_info(value))
+        self._memory[node] = _memory(value)
         return node
 
     def keep_constants(self) -> None:
@@ -252,7 +242,7 @@ class ValueTracer(fx.Tracer):
 
     def _check(self, check: Callable[..., None], args: tuple[Any, ...]) -> None:
         node = self.create_node("call_function", check, args, {})
-        node.meta.update(tensor=None, plain=True, scope=self._scope[-1])
+        set_facts(node, plain=True, scope=self._scope[-1])
 
     def read_attribute(self, module: nn.Module, name: str, value: Any) -> Any:
         """A proxy for a parameter or buffer."""
@@ -289,24 +279,25 @@ def store(buffer: torch.Tensor, value: torch.Tensor) -> None:
 def stop_gradients(graph: fx.Graph) -> None:
     """Let no gradient pass what was computed in a ``no_grad`` block: detach what is read outside of it."""
     for node in list(graph.nodes):
-        info = node.meta.get("tensor")
-        if node.meta.get("grad", True) or node.op in ("placeholder", "get_attr"):
+        info = facts(node).tensor
+        if facts(node).grad or node.op in ("placeholder", "get_attr"):
             continue
         if info is None:  # several tensors: what is taken out of them was computed in the block, too
             for user in node.users:
                 if user.target is operator.getitem:
-                    user.meta["grad"] = False
+                    set_facts(user, grad=False)
             continue
         if not info.dtype.is_floating_point:
             continue
-        outside = [user for user in node.users if user.meta.get("grad", True)]
+        outside = [user for user in node.users if facts(user).grad]
         if outside:
             with graph.inserting_after(node):
                 detached = graph.call_method("detach", (node,))
-            detached.meta.update(node.meta, grad=True, shares=[node])
+            copy_facts(node, detached)
+            set_facts(detached, grad=True, shares=(node,))
             for user in outside:
                 user.replace_input_with(node, detached)
-                user.meta["shares"] = [detached if n is node else n for n in user.meta.get("shares", [])]
+                set_facts(user, shares=tuple(detached if n is node else n for n in facts(user).shares))
 
 
 def _is_fixed(value: Any, named: bool) -> bool:
@@ -358,7 +349,6 @@ def _name_for(target: Any) -> str | None:
 
 _LITERALS = {bool, int, float, complex, str, type(None), type(...), torch.dtype, torch.device, torch.layout}
 _LITERALS |= {torch.memory_format}
-_PLAIN = (bool, int, float, str, type(None), torch.Size, torch.dtype, torch.device)
 _NOTHING: frozenset[int] = frozenset()
 
 
@@ -369,7 +359,3 @@ def _memory(value: Any) -> frozenset[int]:
     if isinstance(value, tuple | list):
         return _NOTHING.union(*(_memory(item) for item in value))
     return _NOTHING
-
-
-def _info(value: Any) -> TensorInfo | None:
-    return TensorInfo(tuple(value.shape), value.dtype) if isinstance(value, torch.Tensor) else None

@@ -14,7 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import fx
 
-from bitwright.graph.build import NodeBuilder, shape_of
+from bitwright.graph.build import NodeBuilder
+from bitwright.graph.facts import dtype_of, is_floating, shape_of
 from bitwright.nn.attention_parts import add_mask
 
 
@@ -150,9 +151,9 @@ class AttentionBuilder:
 
     def _as_float(self, mask: fx.Node | None) -> fx.Node | None:
         """0 where a mask lets pass and -inf where it does not."""
-        if mask is None or mask.meta["tensor"].dtype.is_floating_point:
+        if mask is None or is_floating(mask):
             return mask
-        dtype = self.call.query.meta["tensor"].dtype
+        dtype = dtype_of(self.call.query)
         zeros = self.build.function(torch.zeros_like, mask, dtype=dtype)
         return self.build.method("masked_fill", zeros, mask, -math.inf)
 

@@ -9,6 +9,7 @@ from torch import fx
 from bitwright.errors import ConfigError, ScheduleError, suggest
 from bitwright.graph.derive import describe_new
 from bitwright.graph.effects import remove_unused
+from bitwright.graph.facts import facts, inherit_facts
 from bitwright.graph.match.find import Match, Matcher, is_in_graph
 from bitwright.graph.match.index import GraphIndex
 from bitwright.graph.match.pattern import Pattern
@@ -146,13 +147,11 @@ class _Rewriter:
         _bring_into_order(new)
         for old, node in replaced.items():
             if node in new:
-                node.meta = {**old.meta, **node.meta}
+                inherit_facts(old, node)
             old.replace_all_uses_with(node, delete_user_cb=lambda user, node=node: user not in new and user is not node)
-        scope = next(iter(replaced)).meta.get("scope", "")
+        scope = facts(next(iter(replaced))).scope
         taken = tuple(dict.fromkeys(node_name(node) for node in match.key))
-        for node in new:
-            node.meta["replaces"] = taken
-        describe_new(self.model, new, scope)
+        describe_new(self.model, new, scope, taken)
         index.refresh(new)
         remove_unused(self.model, reversed(match.key), replaced=match.key)
         if any(not node < user for node in replaced.values() for user in node.users):

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from bitwright.graph.build import shape_of
+from bitwright.graph.facts import is_floating, shape_of
 from bitwright.graph.model import CapturedModel
 from bitwright.graph.passes.fold.expression import Expression
 from bitwright.nn.attention_parts import add_mask
@@ -57,7 +57,7 @@ def why_not_per_channel(constant: Any, tensor: fx.Node, axis: int) -> str | None
     if not isinstance(constant, fx.Node):
         return None
     shape, full = shape_of(constant), shape_of(tensor)
-    if shape is None or full is None or not constant.meta["tensor"].dtype.is_floating_point:
+    if shape is None or full is None or not is_floating(constant):
         return "its constant is no float tensor"
     wide = [d - len(shape) for d, size in enumerate(shape) if size != 1]
     if len(shape) > len(full) or any(d != axis for d in wide) or (wide and shape[axis] != full[axis]):

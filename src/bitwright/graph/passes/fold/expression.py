@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from bitwright.graph.facts import facts
 from bitwright.graph.model import CapturedModel
 
 # What may be computed of constants: each of these only depends on its arguments.
@@ -38,7 +39,7 @@ class Expression:
     @staticmethod
     def possible(node: object) -> bool:
         """Whether a node is of this kind."""
-        if not isinstance(node, fx.Node) or node.meta.get("written"):
+        if not isinstance(node, fx.Node) or facts(node).written:
             return False
         if node.op == "get_attr":
             return True

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from bitwright.graph.build import shape_of
+from bitwright.graph.facts import facts, shape_of
 from bitwright.nn.operators import operator_of
 
 _MOVES = {"reshape", "transpose", "permute", "flatten", "unflatten", "contiguous", "channel_shuffle", "identity"}
@@ -40,12 +40,12 @@ def channel_order(layer: fx.Node, norm: fx.Node, modules: dict[str, nn.Module]) 
 
 def _only_moves(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
     kind = operator_of(node, modules)
-    return kind is not None and kind.name in _MOVES and not node.meta.get("written") and _readers(node) == 1
+    return kind is not None and kind.name in _MOVES and not facts(node).written and _readers(node) == 1
 
 
 def _readers(node: fx.Node) -> int:
     """How many read the values of a tensor, not only its size."""
-    return len([user for user in node.users if not user.meta.get("plain")])
+    return len([user for user in node.users if not facts(user).plain])
 
 
 def _order_at(

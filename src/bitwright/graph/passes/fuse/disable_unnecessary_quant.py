@@ -7,6 +7,7 @@ off, every activation stands by itself, and what goes into it is quantized as we
 
 from torch import fx
 
+from bitwright.graph.facts import set_facts
 from bitwright.graph.model import CapturedModel
 from bitwright.graph.rewriting.schedule import register_schedule
 from bitwright.nn.operators import operator_of
@@ -30,5 +31,5 @@ def disable_unnecessary_quant(model: CapturedModel) -> list[str]:
         if len(before.users) > 1:
             notes.append(f"not joined: {node.name} and {before.name}, which has {len(before.users)} users")
             continue
-        node.meta["joins"] = True
+        set_facts(node, joins=True)
     return notes

@@ -16,7 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
-from bitwright.graph.build import argument, module_of, replace, shape_of
+from bitwright.graph.build import argument, module_of, replace
+from bitwright.graph.facts import facts, shape_of
 from bitwright.graph.model import CapturedModel
 from bitwright.graph.passes.fold.expression import Expression
 from bitwright.graph.passes.fold.shuffle import before_moves, channel_order
@@ -118,7 +119,7 @@ def _why_not(
         return norm
     if norm is None or norm.running_mean is None:
         return "it has no running statistics"
-    if any(call.meta.get("written") for call in together):
+    if any(facts(call).written for call in together):
         return "it shares memory with a tensor that is written to in place"
     if layer.folded_norm is not None:  # pyrefly: ignore
         return f"{before.target} before it has a norm folded in already"
@@ -126,7 +127,7 @@ def _why_not(
         return f"{before.target} before it has {len(before.users)} users"
     if (len(together), len(layer_calls)) != (1, 1) and (order is not None or not _go_together(together, layer_calls)):
         return "it or the layer before it is called more than once"
-    info = before.meta.get("tensor")
+    info = facts(before).tensor
     if isinstance(layer, nn.Linear) and (info is None or len(info.shape) != 2):
         return "it normalises another axis than the one the linear layer produces"
     return None

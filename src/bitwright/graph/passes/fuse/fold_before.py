@@ -18,7 +18,8 @@ from collections import Counter
 
 from torch import fx, nn
 
-from bitwright.graph.build import argument, module_of, replace, shape_of
+from bitwright.graph.build import argument, module_of, replace
+from bitwright.graph.facts import facts, shape_of
 from bitwright.graph.model import CapturedModel
 from bitwright.graph.passes.fold.constants import (
     ARITHMETIC,
@@ -84,7 +85,7 @@ def _why_not(
         return "it or the layer after it is called more than once"
     if len(before.users) > 1:
         return f"it has {len(before.users)} users"
-    if before.meta.get("written") or node.meta.get("written"):
+    if facts(before).written or facts(node).written:
         return "it shares memory with a tensor that is written to in place"
     if not can_fold_input(layer):
         return f"{type(layer).__name__} is no layer of ours"
@@ -99,7 +100,7 @@ def _why_not(
     kind = ARITHMETIC[before.target].__name__
     if kind == "div" and first:
         return "it divides by the layer's input"
-    if before.meta["tensor"] != tensor.meta["tensor"]:
+    if facts(before).tensor != facts(tensor).tensor:
         return "the constant changes the shape or type of the result"
     return why_not_per_channel(constant, tensor, axis) or (shift_stays_out(layer) if kind in ("add", "sub") else None)
 

@@ -12,7 +12,8 @@ from collections import Counter
 
 from torch import fx, nn
 
-from bitwright.graph.build import module_of, replace, shape_of
+from bitwright.graph.build import module_of, replace
+from bitwright.graph.facts import facts, shape_of
 from bitwright.graph.model import CapturedModel
 from bitwright.graph.passes.fold.constants import (
     ARITHMETIC,
@@ -101,9 +102,9 @@ def _why_not(
         return f"{tensor.name} has {len(tensor.users)} users"
     if calls[str(before.target)] > 1:
         return f"{before.target} is called more than once"
-    if node.meta.get("written") or tensor.meta.get("written"):
+    if facts(node).written or facts(tensor).written:
         return "it shares memory with a tensor that is written to in place"
-    if node.meta["tensor"] != tensor.meta["tensor"]:
+    if facts(node).tensor != facts(tensor).tensor:
         return "the constant changes the shape or type of the result"
     return why_not_per_channel(constant, tensor, axis)
 

@@ -22,7 +22,8 @@ import torch
 from torch import Tensor, fx, nn
 
 from bitwright.errors import ConfigError
-from bitwright.graph.build import argument, has_hooks, module_of, shape_of
+from bitwright.graph.build import argument, has_hooks, module_of
+from bitwright.graph.facts import shape_of
 from bitwright.graph.model import CapturedModel
 from bitwright.graph.rewriting.schedule import register_schedule
 from bitwright.nn.operators import operator_of

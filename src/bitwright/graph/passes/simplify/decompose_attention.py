@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
-from bitwright.graph.build import NodeBuilder, module_of, replace, shape_of
+from bitwright.graph.build import NodeBuilder, module_of, replace
+from bitwright.graph.facts import dtype_of, shape_of
 from bitwright.graph.model import CapturedModel
 from bitwright.graph.rewriting.schedule import register_schedule
 from bitwright.nn.attention_parts import AttentionProduct, add_mask
@@ -61,7 +62,7 @@ def _decomposed(build: NodeBuilder, given: dict[str, Any], drop: str | None) -> 
         scores = build.method("masked_fill", scores, build.function(torch.logical_not, seen), -math.inf)
     elif mask is not None:
         hides_rows = True
-        if mask.meta["tensor"].dtype is torch.bool:
+        if dtype_of(mask) is torch.bool:
             scores = build.method("masked_fill", scores, build.function(torch.logical_not, mask), -math.inf)
         else:
             scores = build.function(add_mask, scores, mask)

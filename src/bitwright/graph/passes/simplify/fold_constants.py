@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from bitwright.graph.facts import copy_facts, facts
 from bitwright.graph.model import CapturedModel
 from bitwright.graph.names import attribute_of, free_name
 from bitwright.graph.purity import only_computes, written_attributes
@@ -43,7 +44,7 @@ def fold_constants(model: CapturedModel, persistent: bool = False) -> list[str]:
     folder = _Folder(model)
     notes = []
     for node in list(model.graph.nodes):
-        if node.op == "get_attr" or node.meta.get("tensor") is None:
+        if node.op == "get_attr" or facts(node).tensor is None:
             continue
         leads_on = [user for user in node.users if user not in constant]
         if node in constant and leads_on:
@@ -70,7 +71,7 @@ class _Folder:
         self.model.register_buffer(name, value.detach().clone(), persistent=False)
         with self.model.graph.inserting_before(node):
             buffer = self.model.graph.create_node("get_attr", name, (), {})
-        buffer.meta.update(node.meta)
+        copy_facts(node, buffer)
         node.replace_all_uses_with(buffer)
         return f"computed {node.name} once"
 

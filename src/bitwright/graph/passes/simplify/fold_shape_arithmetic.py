@@ -8,6 +8,7 @@ from torch import fx
 
 from bitwright.graph.build import replace
 from bitwright.graph.capture.sizes import Sizes
+from bitwright.graph.facts import facts
 from bitwright.graph.model import CapturedModel
 from bitwright.graph.rewriting.schedule import register_schedule
 
@@ -39,7 +40,7 @@ def _is_part_of_known(node: fx.Node, sizes: Sizes) -> bool:
 
 def _erase_unread(nodes: list[fx.Node]) -> None:
     for node in nodes:
-        if not node.users and node.meta.get("plain") and node.op in ("call_function", "call_method"):
+        if not node.users and facts(node).plain and node.op in ("call_function", "call_method"):
             before = list(node.all_input_nodes)
             node.graph.erase_node(node)
             _erase_unread(before)

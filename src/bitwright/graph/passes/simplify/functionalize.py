@@ -13,6 +13,7 @@ from torch import fx, nn
 
 from bitwright.graph.capture.proxy import IN_PLACE_OPERATORS, set_item
 from bitwright.graph.effects import inplace_argument, twin, writes
+from bitwright.graph.facts import facts, set_facts
 from bitwright.graph.model import CapturedModel
 from bitwright.graph.rewriting.schedule import register_schedule
 
@@ -45,7 +46,7 @@ def functionalize(model: CapturedModel) -> list[str]:
         module = modules.get(str(node.target)) if node.op == "call_module" else None
         if readers:
             for member in (*family, node):
-                member.meta["written"] = True
+                set_facts(member, written=True)
             reason = f"{readers[0].name} shares the memory it writes to"
         elif any(m.op in ("placeholder", "get_attr") for m in family):
             reason = "it writes to an input, a parameter or a buffer"
@@ -54,7 +55,7 @@ def functionalize(model: CapturedModel) -> list[str]:
         else:
             if module is not None:
                 free.add(module)
-            node.meta["shares"] = []
+            set_facts(node, shares=())
             notes.append(f"{node.name} is functional")
             continue
         if module is not None:
@@ -63,7 +64,8 @@ def functionalize(model: CapturedModel) -> list[str]:
     for module in free - bound:
         module.inplace = False  # pyrefly: ignore
     for node in model.graph.nodes:
-        node.meta.pop("memory", None), node.meta.pop("shares", None)
+        if facts(node).shares:
+            set_facts(node, shares=())
     return notes
 
 
@@ -71,7 +73,7 @@ def _read_result(written: fx.Node, node: fx.Node, order: dict[fx.Node, int]) -> 
     """Let what comes after the in-place operation read its result, which is the tensor written to."""
     for user in [u for u in written.users if order[u] > order[node]]:
         user.replace_input_with(written, node)
-        user.meta["shares"] = [node if n is written else n for n in user.meta.get("shares", [])]
+        set_facts(user, shares=tuple(node if n is written else n for n in facts(user).shares))
 
 
 def _sharing_memory(start: fx.Node, without: fx.Node) -> list[fx.Node]:
@@ -79,8 +81,8 @@ def _sharing_memory(start: fx.Node, without: fx.Node) -> list[fx.Node]:
     found, waiting = {start: None}, [start]
     while waiting:
         node = waiting.pop()
-        views = [user for user in node.users if node in user.meta.get("shares", [])]
-        for other in (*node.meta.get("shares", []), *views):
+        views = [user for user in node.users if node in facts(user).shares]
+        for other in (*facts(node).shares, *views):
             if other is not without and other not in found:
                 found[other] = None
                 waiting.append(other)
@@ -89,8 +91,8 @@ def _sharing_memory(start: fx.Node, without: fx.Node) -> list[fx.Node]:
 
 def _changes_dtype(node: fx.Node, written: fx.Node) -> bool:
     """Whether the functional form would give a wider type: in place, the tensor written to keeps its own."""
-    infos = [n.meta.get("tensor") for n in node.all_input_nodes]
-    own = written.meta.get("tensor")
+    infos = [facts(n).tensor for n in node.all_input_nodes]
+    own = facts(written).tensor
     return own is not None and any(
         i is not None and torch.promote_types(own.dtype, i.dtype) != own.dtype for i in infos
     )

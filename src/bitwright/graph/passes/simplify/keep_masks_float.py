@@ -6,7 +6,7 @@ and the same integer. So sums that reach a softmax, over nothing but reshapes an
 
 from torch import fx
 
-from bitwright.graph.build import shape_of
+from bitwright.graph.facts import facts, shape_of
 from bitwright.graph.model import CapturedModel
 from bitwright.graph.rewriting.schedule import register_schedule
 from bitwright.nn.attention_parts import add_mask
@@ -26,7 +26,7 @@ def keep_masks_float(model: CapturedModel) -> list[str]:
         while waiting:
             before = waiting.pop()
             kind = operator_of(before, modules)
-            if before in seen or kind is None or before.meta.get("written"):
+            if before in seen or kind is None or facts(before).written:
                 continue
             seen.add(before)
             if kind.carries_scale(before, modules.get(str(before.target))):

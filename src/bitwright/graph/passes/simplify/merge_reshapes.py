@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from bitwright.graph.build import NodeBuilder, replace, shape_of
+from bitwright.graph.build import NodeBuilder, replace
+from bitwright.graph.facts import facts, shape_of
 from bitwright.graph.model import CapturedModel
 from bitwright.graph.rewriting.schedule import register_schedule
 
@@ -39,7 +40,7 @@ def merge_reshapes(model: CapturedModel) -> list[str]:
 def _merge_for(node: fx.Node) -> Callable[[CapturedModel, fx.Node, fx.Node], str] | None:
     """How a node is merged with the one before it, if it can be."""
     before = node.args[0] if node.args else None
-    if not isinstance(before, fx.Node) or node.meta.get("written") or before.meta.get("written"):
+    if not isinstance(before, fx.Node) or facts(node).written or facts(before).written:
         return None
     if node.target in _RESHAPES and before.target in _SHAPE_ONLY and not _is_dtype_view(node, before):
         return _merge_reshape

@@ -4,6 +4,7 @@ What stays: writes in place, calls that draw random numbers (those after them wo
 modules with hooks or statistics of their own, and everything that is not known to only compute a result.
 """
 
+from bitwright.graph.facts import facts
 from bitwright.graph.model import CapturedModel
 from bitwright.graph.purity import only_computes
 from bitwright.graph.rewriting.schedule import register_schedule
@@ -17,7 +18,7 @@ def remove_dead_code(model: CapturedModel) -> list[str]:
         if not node.users and only_computes(node, model):
             model.graph.erase_node(node)
             removed.append(node)
-    calls = [n.name for n in reversed(removed) if n.op != "get_attr" and n.meta.get("tensor") is not None]
+    calls = [n.name for n in reversed(removed) if n.op != "get_attr" and facts(n).tensor is not None]
     rest = len(removed) - len(calls)
     notes = [f"removed {name}, nobody reads it" for name in calls]
     return notes + ([f"removed {rest} sizes and attributes that nobody reads"] if rest else [])

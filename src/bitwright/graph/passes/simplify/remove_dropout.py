@@ -7,6 +7,7 @@ A dropout module with p > 0 stays, as training the prepared model needs it; quan
 from torch import fx, nn
 
 from bitwright.graph.build import argument, has_hooks, module_of, replace
+from bitwright.graph.facts import facts
 from bitwright.graph.model import CapturedModel
 from bitwright.graph.rewriting.schedule import register_schedule
 from bitwright.nn.operators import operator_of
@@ -37,7 +38,7 @@ def remove_dropout(model: CapturedModel, trained: bool = False) -> list[str]:
 
 
 def _why_not(node: fx.Node, module: nn.Module | None, trained: bool) -> str | None:
-    if node.meta.get("written"):
+    if facts(node).written:
         return "it writes into a tensor that others read"
     if module is None:
         drops = argument(node, 2, "training", True) is not False and argument(node, 1, "p", 0.5) != 0

@@ -16,7 +16,8 @@ from typing import Any
 import torch.nn.functional as F
 from torch import fx, nn
 
-from bitwright.graph.build import NodeBuilder, has_hooks, module_of, replace, shape_of
+from bitwright.graph.build import NodeBuilder, has_hooks, module_of, replace
+from bitwright.graph.facts import is_floating, shape_of
 from bitwright.graph.model import CapturedModel
 from bitwright.graph.passes.attention import Attention, AttentionBuilder
 from bitwright.graph.rewriting.schedule import register_schedule
@@ -135,7 +136,7 @@ def _takes_fast_path(module: nn.MultiheadAttention, given: dict[str, Any]) -> bo
     """Whether torch evaluates this call with its native kernel, which multiplies as the written-out products do."""
     one = given["query"] is given["key"] and given["key"] is given["value"]
     masks = [given.get(name) for name in ("key_padding_mask", "attn_mask")]
-    plain = not any(m is not None and m.meta["tensor"].dtype.is_floating_point for m in masks)
+    plain = not any(m is not None and is_floating(m) for m in masks)
     own = module.bias_k is None and not module.add_zero_attn and module.in_proj_bias is not None
     packed = module._qkv_same_embed_dim and module.batch_first and module.num_heads % 2 == 0
     return one and plain and own and packed and len(shape_of(given["query"]) or ()) == 3

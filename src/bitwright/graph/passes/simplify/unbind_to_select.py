@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from bitwright.graph.build import NodeBuilder, argument, replace, shape_of
+from bitwright.graph.build import NodeBuilder, argument, replace
 from bitwright.graph.capture.sizes import Sizes
+from bitwright.graph.facts import facts, shape_of
 from bitwright.graph.model import CapturedModel
 from bitwright.graph.rewriting.schedule import register_schedule
 
@@ -28,7 +29,7 @@ def unbind_to_select(model: CapturedModel) -> list[str]:
     sizes = Sizes(model.graph, dict(model.named_modules()))
     notes = []
     for node in list(model.graph.nodes):
-        if node.target not in _UNBIND | _CHUNK | _SPLIT or node.meta.get("written") or not node.users:
+        if node.target not in _UNBIND | _CHUNK | _SPLIT or facts(node).written or not node.users:
             continue
         parts = _parts(node, sizes)
         if isinstance(parts, str):
@@ -50,8 +51,8 @@ def unbind_to_select(model: CapturedModel) -> list[str]:
 
 
 def _reads_one(user: fx.Node, count: int) -> bool:
-    index = user.args[1] if user.target is operator.getitem and user.meta.get("tensor") is not None else None
-    return isinstance(index, int) and -count <= index < count and not user.meta.get("written")
+    index = user.args[1] if user.target is operator.getitem and facts(user).tensor is not None else None
+    return isinstance(index, int) and -count <= index < count and not facts(user).written
 
 
 def _parts(node: fx.Node, sizes: Sizes) -> list[tuple[Any, ...]] | str:

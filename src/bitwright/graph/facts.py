@@ -1,0 +1,111 @@
+"""Facts: what is known of each node of a graph, typed, read by ``facts`` and written by ``set_facts`` alone."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import fx
+
+_KEY = "bitwright"  # in ``node.meta``, which fx copies with the node
+_PLAIN = (bool, int, float, str, type(None), torch.Size, torch.dtype, torch.device)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """Shape and dtype of a tensor seen on the example inputs."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What capture, or whatever made a node, knows of it.
+
+    Frozen: fx copies a node's ``meta`` shallowly, so copies of a node share one object.
+
+    Attributes:
+        tensor: shape and dtype of the result, if it is one tensor.
+        scope: the qualified name of the module in whose forward the call stands.
+        plain: whether the result is a number, a size or the like, and no data.
+        grad: whether gradients were recorded where the call stands.
+        shares: the inputs whose memory the result shares; dropped once in-place operations are functional.
+        written: whether something writes into its memory while others read it, so that it must not be quantized.
+        leaf: the user's pattern that keeps this module whole, if one does.
+        replaces: the names of the nodes in whose place a schedule has put this one.
+        joins: whether the backend may compute it together with the operator before it.
+        operator: what the ledger calls the operator.
+        integer: whether it computes in integers.
+        keep_float: whether the exporter must keep the runtime from computing it in integers.
+    """
+
+    tensor: TensorInfo | None = None
+    scope: str = ""
+    plain: bool = False
+    grad: bool = True
+    shares: tuple[fx.Node, ...] = ()
+    written: bool = False
+    leaf: str = ""
+    replaces: tuple[str, ...] = ()
+    joins: bool = False
+    operator: str = ""
+    integer: bool = False
+    keep_float: bool = False
+
+
+_UNKNOWN = Facts()
+
+
+def facts(node: fx.Node) -> Facts:
+    """What is known of a node; the defaults where nothing was noted."""
+    return node.meta.get(_KEY, _UNKNOWN)
+
+
+def has_facts(node: fx.Node) -> bool:
+    """Whether anything was noted of a node."""
+    return _KEY in node.meta
+
+
+def set_facts(node: fx.Node, **changes: object) -> None:
+    """Change some of the facts of one node; nodes that it was copied from or to keep theirs."""
+    node.meta[_KEY] = replace(facts(node), **changes)  # pyrefly: ignore
+
+
+def set_value(node: fx.Node, value: object, **more: object) -> None:
+    """Note what a node's value on the example inputs tells, and ``more``."""
+    set_facts(node, tensor=tensor_info(value), plain=isinstance(value, _PLAIN), **more)
+
+
+def copy_facts(source: fx.Node, target: fx.Node) -> None:
+    """Let a node that stands for another have its facts."""
+    target.meta.update(source.meta)
+
+
+def inherit_facts(source: fx.Node, target: fx.Node) -> None:
+    """Let a new node have the facts of the one it replaces, as far as it has none of its own."""
+    written = facts(source).written
+    target.meta = {**source.meta, **target.meta}
+    if written:
+        set_facts(target, written=True)
+
+
+def tensor_info(value: object) -> TensorInfo | None:
+    """Shape and dtype of a tensor; None for anything else."""
+    return TensorInfo(tuple(value.shape), value.dtype) if isinstance(value, torch.Tensor) else None
+
+
+def shape_of(node: object) -> tuple[int, ...] | None:
+    """The shape of a node's tensor on the example inputs; None for anything but a tensor."""
+    info = facts(node).tensor if isinstance(node, fx.Node) else None
+    return None if info is None else info.shape
+
+
+def dtype_of(node: object) -> torch.dtype | None:
+    """The dtype of a node's tensor on the example inputs; None for anything but a tensor."""
+    info = facts(node).tensor if isinstance(node, fx.Node) else None
+    return None if info is None else info.dtype
+
+
+def is_floating(node: object) -> bool:
+    """Whether a node gives a tensor of floating-point numbers."""
+    dtype = dtype_of(node)
+    return dtype is not None and dtype.is_floating_point
