@@ -447,7 +447,8 @@ def test_ctrl_c_leaves_everything_as_it_was(here, existing):
         (here / "out").mkdir()
         (here / "out" / "model.onnx").write_text("precious")
     command = [*QUANTIZE[:3], "nets:slow_data", *QUANTIZE[4:], "--force"]
-    process = _python("-m", "bitwright", *command)
+    # A background shell ignores SIGINT, and its children inherit that; a terminal does not.
+    process = _python("-m", "bitwright", *command, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
     deadline = time.monotonic() + 60
     while not (here / "calibrating").exists() and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""Training at four bits wins back what calibration alone has lost."""
+"""Training at few bits wins back what calibration alone has lost."""
 
 import copy
 import dataclasses
@@ -13,10 +13,6 @@ from bitwright.backends.onnxruntime import ONNXRUNTIME
 from bitwright.methods import parameter_groups
 
 FREE = dataclasses.replace(ONNXRUNTIME, activation_formats=frozenset(), weight_formats=frozenset(), name="free")
-LSQ = {
-    "weight": {"spec": "int4 narrow channel:0", "method": "LearnableFakeQuantize"},
-    "activation": {"spec": "uint4 affine", "method": "LearnableFakeQuantize"},
-}
 
 
 def block(inputs, outputs, stride=1):
@@ -71,27 +67,45 @@ def net(digits):
     return train(nn.Sequential(stem, body, head), *digits[0], epochs=10, lr=0.1)
 
 
-@pytest.mark.parametrize(("bits", "by_batch"), [(4, False), (3, False), (3, True)])
-def test_training_wins_back_what_few_bits_cost(net, digits, bits, by_batch):
-    known, unseen = digits
-    with_floats = accuracy(net, *unseen)
-    assert with_floats > 0.96
+@torch.no_grad()
+def loss(model, images, labels):
+    return float(nn.functional.cross_entropy(model(images), labels))
+
+
+def calibrated(net, images, bits):
     recipe = {
         "weight": {"spec": f"int{bits} narrow channel:0", "method": "LearnableFakeQuantize"},
         "activation": {"spec": f"uint{bits} affine", "method": "LearnableFakeQuantize"},
     }
-    model = bw.calibrate(bw.prepare(net, known[0][:64], FREE, recipe=recipe), known[0].split(300))
-    calibrated = accuracy(model, *unseen)
+    return bw.calibrate(bw.prepare(net, images[:64], FREE, recipe=recipe), images.split(300))
+
+
+# Eight runs (four seeds, two instruction sets) brought the loss to 0.11–0.50 of the calibrated one with frozen
+# statistics, and to 0.25–0.75 by the batch.
+@pytest.mark.parametrize(("by_batch", "bound"), [(False, 0.75), (True, 1.0)])
+def test_training_wins_back_what_three_bits_cost(net, digits, by_batch, bound):
+    known, unseen = digits
+    model = calibrated(net, known[0], 3)
+    loss_before, accuracy_before = loss(model, *known), accuracy(model, *unseen)
     torch.manual_seed(1)
-    trained = accuracy(train(model, *known, epochs=4, lr=0.02, by_batch=by_batch), *unseen)
-    assert trained > calibrated
-    if not by_batch:
-        assert with_floats - trained < max(0.5 * (with_floats - calibrated), 0.015)  # the latter are nine images
+    train(model, *known, epochs=4, lr=0.02, by_batch=by_batch)
+    assert loss(model, *known) < bound * loss_before
+    assert accuracy(model, *unseen) > accuracy_before
+
+
+def test_training_at_four_bits_stays_close_to_float(net, digits):
+    known, unseen = digits
+    with_floats = accuracy(net, *unseen)
+    assert with_floats > 0.96
+    model = calibrated(net, known[0], 4)
+    torch.manual_seed(1)
+    train(model, *known, epochs=4, lr=0.02)
+    assert accuracy(model, *unseen) > with_floats - 0.05
 
 
 def test_training_is_deterministic(net, digits):
     known, _ = digits
-    model = bw.calibrate(bw.prepare(net, known[0][:64], FREE, recipe=LSQ), known[0].split(300))
+    model = calibrated(net, known[0], 4)
     twins = []
     for _ in range(2):
         torch.manual_seed(1)
