@@ -13,7 +13,7 @@ from bitwright.nn.bias import INT32_MAX
 from bitwright.nn.mixins import QuantMixin
 from bitwright.preparation import ledger_of
 from bitwright.progress import track
-from bitwright.quantizer import Phase, TensorQuantizer, quantizers
+from bitwright.quantizer import TensorQuantizer, quantizers
 
 
 def calibrate(model: nn.Module, batches: Iterable[Any], *, progress: bool | None = None) -> nn.Module:
@@ -35,7 +35,7 @@ def calibrate(model: nn.Module, batches: Iterable[Any], *, progress: bool | None
         raise CalibrationError(
             "the model has no quantizer: nothing in it runs in integers; `bitwright inspect` says why"
         )
-    found = {name: q for name, q in everything.items() if not q.held}
+    found = {name: q for name, q in everything.items() if q.enabled}
     if not found:
         raise CalibrationError(f"all {len(everything)} quantizers of the model are disabled; enable() some of them")
     before = {name: {k: v.clone() for k, v in q.state_dict().items()} for name, q in found.items()}
@@ -85,7 +85,7 @@ def _observe(
 ) -> None:
     own = set()
     for layer in model.modules():
-        if isinstance(layer, QuantMixin) and hasattr(layer, "weight") and not layer.weight_quantizer.held:
+        if isinstance(layer, QuantMixin) and hasattr(layer, "weight") and layer.weight_quantizer.enabled:
             layer.weight_quantizer.observer(layer.folded_weight()[0])
             layer.weight_quantizer.off()
             own.add(layer.weight_quantizer)
@@ -125,7 +125,7 @@ def _check_finite(seeing: dict[str, TensorQuantizer], batch: int) -> None:
 def make_room_for_bias(layer: QuantMixin) -> None:
     """Raise weight scales so small that the int32 bias would overflow (channels of zeros with a bias)."""
     bias, scale = layer.folded_weight()[1], layer.bias_scale()
-    if bias is None or scale is None or Phase.QUANTIZE not in layer.input_quantizer.phase:
+    if bias is None or scale is None or not layer.input_quantizer.quantizes:
         return
     quantizer = layer.weight_quantizer
     factor = (bias.detach().abs().double() / scale.double() / (INT32_MAX // 2)).clamp(min=1.0)

@@ -16,7 +16,7 @@ from bitwright.analysis.stats import BINS, Histogram
 from bitwright.calibration import calibrate
 from bitwright.errors import CalibrationError, ConfigError
 from bitwright.preparation import Verdict, ledger_of, prepare
-from bitwright.quantizer import Phase, quantizers
+from bitwright.quantizer import Mode, quantizers
 
 
 class Net(nn.Module):
@@ -80,7 +80,7 @@ class Uneven(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y = self.fc(x)
         quantizing = float(x.sum()) < 1e9 and getattr(self.fc, "weight_quantizer", None) is not None
-        if not quantizing or self.fc.weight_quantizer.phase is not Phase.QUANTIZE:
+        if not quantizing or self.fc.weight_quantizer.mode is not Mode.QUANTIZE:
             self.fc(-x)
         return y
 
@@ -236,17 +236,17 @@ def test_infinite_scores_are_no_signal():
 
 def test_nothing_is_left_behind(model):
     found = list(quantizers(model).values())
-    found[0].phase, found[1].phase = Phase.OFF, Phase.OBSERVE
+    found[0].mode, found[1].mode = Mode.OFF, Mode.OBSERVE
     model.train()
     model.conv2.eval()
-    phases, modes = [q.phase for q in found], [m.training for m in model.modules()]
+    modes, training = [q.mode for q in found], [m.training for m in model.modules()]
     state, batches = torch.get_rng_state(), [q.observer.batches for q in found]
     data = torch.ones(2, 3, 8, 8)
     analyze(model, [data])
     with pytest.raises(CalibrationError, match=r"refuses batch 2 \(float32\[2, 5, 8, 8\]\)"):
         analyze(model, [data, torch.ones(2, 5, 8, 8)])
-    assert [q.phase for q in found] == phases
-    assert [m.training for m in model.modules()] == modes
+    assert [q.mode for q in found] == modes
+    assert [m.training for m in model.modules()] == training
     assert [q.observer.batches for q in found] == batches
     assert torch.equal(torch.get_rng_state(), state)
     assert "forward" not in model.__dict__

@@ -11,7 +11,7 @@ from bitwright.calibration import as_inputs
 from bitwright.errors import CalibrationError
 from bitwright.nn.mixins import INT32_MAX
 from bitwright.observers import OBSERVERS, MinMaxObserver, register_observer
-from bitwright.quantizer import Phase, quantizers
+from bitwright.quantizer import Mode, quantizers
 
 
 class Net(nn.Module):
@@ -34,7 +34,7 @@ def model():
 
 
 def state(model):
-    return {n: (q.phase, q.scale.clone(), q.zero_point.clone()) for n, q in quantizers(model).items()}
+    return {n: (q.mode, q.scale.clone(), q.zero_point.clone()) for n, q in quantizers(model).items()}
 
 
 def same(one, other):
@@ -49,7 +49,7 @@ def same(one, other):
 
 def test_the_model_itself_comes_back_quantizing(model):
     assert bw.calibrate(model, [image()]) is model
-    assert {q.phase for q in quantizers(model).values()} == {Phase.QUANTIZE}
+    assert {q.mode for q in quantizers(model).values()} == {Mode.QUANTIZE}
     assert all(q.calibrated for q in quantizers(model).values())
 
 

@@ -10,7 +10,7 @@ from torch import nn
 import bitwright as bw
 from bitwright.calib import HistogramCalibrator, MaxCalibrator
 from bitwright.errors import CalibrationError, ConfigError, ExportError
-from bitwright.quantizer import DescribedQuantizer, Phase, QuantDescriptor, TensorQuantizer, quantizers
+from bitwright.quantizer import DescribedQuantizer, Mode, QuantDescriptor, TensorQuantizer, quantizers
 
 
 def make(*args, **fields):
@@ -35,7 +35,7 @@ def test_one_name_for_two_kinds():
     assert type(described) is DescribedQuantizer
     assert isinstance(described, TensorQuantizer)
     assert type(plain) is TensorQuantizer
-    assert (described.phase, plain.phase) == (Phase.QUANTIZE, Phase.OFF)
+    assert (described.mode, plain.mode) == (Mode.QUANTIZE, Mode.OFF)
     assert type(copy.deepcopy(described)) is DescribedQuantizer
     assert type(copy.deepcopy(plain)) is TensorQuantizer
     assert list(quantizers(nn.Sequential(described, plain))) == ["0", "1"]
@@ -129,13 +129,14 @@ def test_an_empty_tensor_passes():
 # ------------------------------------------------------------------------------------------------- switches
 
 
-def test_the_switches_are_one_phase():
+def test_the_switches_are_one_mode():
     quantizer = TensorQuantizer(QuantDescriptor(), if_quant=False, if_calib=True)
-    assert quantizer.phase is Phase.OBSERVE
+    assert quantizer.mode is Mode.OBSERVE
     quantizer.enable_quant()
-    assert quantizer.phase == Phase.OBSERVE | Phase.QUANTIZE
+    assert quantizer.mode == Mode.OBSERVE | Mode.QUANTIZE
     quantizer.disable()
-    assert quantizer.phase is Phase.OFF
+    assert not quantizer.observes
+    assert not quantizer.quantizes
     assert quantizer(X) is X
     assert quantizer._calibrator.batches == 0
     assert (quantizer._disabled, quantizer._if_quant, quantizer._if_calib, quantizer._if_clip) == (
@@ -148,14 +149,14 @@ def test_the_switches_are_one_phase():
     assert torch.equal(quantizer(X), formula(X, 3.0))
     assert quantizer._calibrator.batches == 1
     quantizer.disable_calib()
-    assert quantizer.phase is Phase.QUANTIZE
+    assert quantizer.mode is Mode.QUANTIZE
     quantizer.disable_quant()
-    assert quantizer.phase is Phase.OFF
-    assert TensorQuantizer(QuantDescriptor(), True).phase is Phase.OFF
+    assert quantizer.mode is Mode.OFF
+    assert not TensorQuantizer(QuantDescriptor(), True).quantizes
     quantizer.quantize()
     quantizer.off()
     quantizer.enable()
-    assert quantizer.phase is Phase.QUANTIZE
+    assert quantizer.mode is Mode.OFF
 
 
 def test_settings_can_change():
@@ -247,7 +248,7 @@ def test_amax_by_hand():
 
 def test_learned_ranges():
     quantizer = make(learn_amax=True, amax=1.0)
-    assert quantizer.phase == Phase.QUANTIZE | Phase.CLIP
+    assert quantizer.mode == Mode.QUANTIZE | Mode.CLIP
     x = X.clone().requires_grad_()
     y = quantizer(x)
     assert torch.equal(y, formula(X.clamp(-1, 1), 1.0))
@@ -373,7 +374,7 @@ def test_state_loads_into_a_quantizer_of_any_state(kind, into):
     result = nn.Sequential(target).load_state_dict(nn.Sequential(source).state_dict())
     assert (result.missing_keys, result.unexpected_keys) == ([], [])
     assert torch.equal(target(x), source(x))
-    assert target.phase == source.phase
+    assert target.mode == source.mode
     assert target.descriptor.with_(amax=None) == source.descriptor.with_(amax=None)
     assert set(target.state_dict()) == set(source.state_dict())
 
@@ -387,9 +388,9 @@ def test_other_states_load():
     paused = make(amax=0.7)
     paused.disable()
     target.load_state_dict(paused.state_dict())
-    assert target.phase is Phase.OFF
+    assert not target.quantizes
     target.enable()
-    assert target.phase is Phase.QUANTIZE
+    assert target.quantizes
     learned = make(learn_amax=True)
     assert learned.load_state_dict({}).missing_keys == []
     with pytest.raises(RuntimeError, match=r"Unexpected key.*colour"):
@@ -449,7 +450,7 @@ def test_placed_by_hand_it_calibrates_and_exports(fields, tmp_path):
     bw.calibrate(prepared, [x])
     quantizer = prepared.get_submodule("quantizer")
     assert isinstance(quantizer, DescribedQuantizer)
-    assert quantizer.phase is Phase.QUANTIZE
+    assert quantizer.mode is Mode.QUANTIZE
     if "amax" in fields:
         assert float(quantizer.qparams()[0] * 127) == pytest.approx(0.9)
     else:
@@ -469,7 +470,7 @@ def test_a_failed_calibration_leaves_it_as_it_was():
         quantizer = prepared.get_submodule("quantizer")
         with pytest.raises(CalibrationError, match=r"calibration batch 1 makes NaN or infinity"):
             bw.calibrate(prepared, [x * float("nan")])
-        assert quantizer.phase is Phase.QUANTIZE
+        assert quantizer.mode is Mode.QUANTIZE
         assert quantizer.amax is None
         assert quantizer._calibrator.batches == 0
 

@@ -28,7 +28,7 @@ from bitwright.compat.mqbench import (
 from bitwright.errors import CalibrationError, ConfigError, UnknownNameError
 from bitwright.nn.conv import QuantConv2d
 from bitwright.preparation import ledger_of
-from bitwright.quantizer import Phase, quantizers
+from bitwright.quantizer import Mode, quantizers
 from bitwright.recipe import Recipe
 
 SEED = {
@@ -512,9 +512,9 @@ def test_switches(model, x):
     ]
     with pytest.raises(CalibrationError, match=r"has no range yet"):
         enable_quantization(made)
-    assert all(q.phase is Phase.OFF for part in parts for q in part)
+    assert all(q.mode is Mode.OFF for part in parts for q in part)
     calibrated(made, x, 2 * x)
-    assert all(q.phase is Phase.QUANTIZE and q.calibrated for part in parts for q in part)
+    assert all(q.mode is Mode.QUANTIZE and q.calibrated for part in parts for q in part)
     reference = bw.calibrate(prepared(model, x), [x, 2 * x])
     assert torch.equal(made(x), reference(x))
     disable_all(made)
@@ -523,8 +523,8 @@ def test_switches(model, x):
     assert torch.equal(made(x), reference(x))
     enable_calibration_woquantization(made, "act_fake_quant")
     made(10 * x)
-    assert all(q.phase is Phase.OFF for q in parts[0])
-    assert all(q.phase is Phase.OBSERVE for q in parts[1])
+    assert all(q.mode is Mode.OFF for q in parts[0])
+    assert all(q.mode is Mode.OBSERVE for q in parts[1])
     enable_calibration_woquantization(made, "weight_fake_quant")
     made(x)
     enable_quantization(made)
@@ -560,8 +560,8 @@ def test_ranges_that_follow_the_data(model, x):
     made(x)
     assert torch.allclose(weight.scale, before * 5)
     enable_calibration_quantization(made, "weight_fake_quant")
-    assert first.phase is Phase.OFF
-    assert weight.phase is Phase.QUANTIZE
+    assert first.mode is Mode.OFF
+    assert weight.mode is Mode.QUANTIZE
 
 
 def test_a_model_that_waits_for_its_first_call(model, x):

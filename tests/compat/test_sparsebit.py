@@ -14,7 +14,7 @@ import bitwright as bw
 from bitwright.compat.sparsebit import QuantModel, parse_qconfig, to_recipe
 from bitwright.errors import CalibrationError, ConfigError
 from bitwright.preparation import ledger_of
-from bitwright.quantizer import Phase, quantizers
+from bitwright.quantizer import Mode, quantizers
 from bitwright.recipe import Subject
 
 YAML = """
@@ -114,11 +114,11 @@ def test_the_flow(model, x, lazy, tmp_path):
     assert torch.equal(qmodel(x), reference(x))
     assert not torch.equal(qmodel(x), model(x))
     qmodel.set_quant(w_quant=True)
-    assert {q.phase for n, q in quantizers(qmodel).items() if n.endswith("_weight_quantizer")} == {Phase.QUANTIZE}
-    assert first_input(qmodel.model).phase is Phase.OFF
+    assert {q.mode for n, q in quantizers(qmodel).items() if n.endswith("_weight_quantizer")} == {Mode.QUANTIZE}
+    assert first_input(qmodel.model).mode is Mode.OFF
     qmodel.set_quant(a_quant=True)
-    assert first_input(qmodel.model).phase is Phase.QUANTIZE
-    assert qmodel.model.fc.weight_quantizer.phase is Phase.OFF
+    assert first_input(qmodel.model).mode is Mode.QUANTIZE
+    assert qmodel.model.fc.weight_quantizer.mode is Mode.OFF
 
 
 def test_training(model, x):
@@ -177,10 +177,10 @@ def test_errors_of_layers(model, x):
     qmodel.prepare_calibration()
     qmodel(x)
     qmodel.calc_qparams()
-    phases = {n: q.phase for n, q in quantizers(qmodel).items()}
+    modes = {n: q.mode for n, q in quantizers(qmodel).items()}
     alone = qmodel.get_quantization_error(x)
     together = qmodel.get_quantization_error(x, is_async=False)
-    assert {n: q.phase for n, q in quantizers(qmodel).items()} == phases
+    assert {n: q.mode for n, q in quantizers(qmodel).items()} == modes
     assert list(alone)[:2] == ["first", "blocks.0.conv"]
     assert torch.equal(alone["first"], together["first"])  # its input is the model's
     fc = qmodel.model.fc

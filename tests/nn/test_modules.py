@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pack_sequence
 
 import bitwright.nn as qnn
 from bitwright.errors import ConfigError
-from bitwright.quantizer import Phase, QuantDescriptor, TensorQuantizer, quantizers
+from bitwright.quantizer import Mode, QuantDescriptor, TensorQuantizer, quantizers
 
 
 def same(a, b):
@@ -367,6 +367,6 @@ def test_bad_arguments():
 
 def test_a_fresh_module_quantizes_and_a_folded_one_keeps_parity():
     layer = qnn.QuantConv2d(3, 4, 3)
-    assert layer.weight_quantizer.phase is Phase.QUANTIZE
+    assert layer.weight_quantizer.mode is Mode.QUANTIZE
     x = torch.randn(1, 3, 6, 6)
     assert not torch.equal(layer(x), nn.Conv2d.forward(layer, x))

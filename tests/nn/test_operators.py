@@ -11,7 +11,7 @@ from torch import nn
 
 import bitwright as bw
 from bitwright.preparation import Verdict
-from bitwright.quantizer import Phase, quantizers
+from bitwright.quantizer import Mode, quantizers
 
 STEMS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "1d": (lambda: nn.Conv1d(3, 4, 1), (3, 12)),
@@ -671,7 +671,7 @@ def test_operator(name, backend):
 
     batches = [torch.randn(4, *shape) for _ in range(2)]
     bw.calibrate(quantized, [b.clone() for b in batches])
-    assert {q.phase for q in quantizers(quantized).values()} == {Phase.QUANTIZE}
+    assert {q.mode for q in quantizers(quantized).values()} == {Mode.QUANTIZE}
     x = batches[0]
     with torch.no_grad():
         reference, got = model(x.clone()), quantized(x.clone())

@@ -12,7 +12,7 @@ from bitwright import quant_modules
 from bitwright.errors import ConfigError, UnknownNameError
 from bitwright.nn import QuantOpr, register_qmodule, unregister_qmodule
 from bitwright.preparation import Verdict
-from bitwright.quantizer import Phase, QuantDescriptor, quantizers
+from bitwright.quantizer import Mode, QuantDescriptor, quantizers
 
 
 class Untraceable(nn.Module):
@@ -44,7 +44,7 @@ def test_descriptors_are_the_default():
     assert type(model.conv) is nn.Conv2d
     assert {e.name for e in bw.ledger_of(swapped).entries} == {"conv", "pool", "parts.0", "parts.1"}
     bw.calibrate(swapped, [x])
-    assert {q.phase for q in quantizers(swapped).values()} == {Phase.QUANTIZE}
+    assert {q.mode for q in quantizers(swapped).values()} == {Mode.QUANTIZE}
     with torch.no_grad():
         assert 0 < float((swapped(x) - model(x)).abs().max()) < 0.05
     fresh = bw.swap_modules(model)

@@ -16,7 +16,7 @@ from bitwright.nn.mixins import PlacedQuantizer
 from bitwright.nn.opr import QuantOpr
 from bitwright.nn.registry import register_qmodule, unregister_qmodule
 from bitwright.preparation import Verdict
-from bitwright.quantizer import Phase, quantizers
+from bitwright.quantizer import Mode, quantizers
 
 
 class Probe(nn.Module):
@@ -614,7 +614,7 @@ def test_swapped_layers_keep_what_they_are():
     assert [n for n, _ in net.named_modules()] == [
         n for n, m in model.named_modules() if "quantizer" not in n and n != "activation_quantizers"
     ]
-    assert {q.phase for q in quantizers(model).values()} == {Phase.OFF}
+    assert {q.mode for q in quantizers(model).values()} == {Mode.OFF}
     assert not any(m.training for m in model.modules())
 
 

@@ -1,4 +1,4 @@
-"""TensorQuantizer: phases, ranges set by hand, saving and loading, copies, and what it refuses."""
+"""TensorQuantizer: modes, ranges set by hand, saving and loading, copies, and what it refuses."""
 
 import copy
 
@@ -9,7 +9,7 @@ from torch import nn
 from bitwright.errors import CalibrationError, ConfigError, UnknownNameError
 from bitwright.methods import METHODS, Method, register_method
 from bitwright.methods.fixed import FixedFakeQuantize
-from bitwright.quantizer import Phase, TensorQuantizer, quantizers
+from bitwright.quantizer import Mode, TensorQuantizer, quantizers
 
 SHAPES = {"uint8": (3, 4), "int8 channel:0": (3, 4), "int4 group:2:1": (3, 4)}
 
@@ -28,17 +28,17 @@ def same_state(one, other):
         torch.equal(one.scale, other.scale)
         and torch.equal(one.zero_point, other.zero_point)
         and one.scale.shape == other.scale.shape
-        and one.phase is other.phase
+        and one.mode is other.mode
     )
 
 
-# ---------------------------------------------------------------------------------------------------- phases
+# ---------------------------------------------------------------------------------------------------- modes
 
 
-def test_phases():
+def test_modes():
     quantizer = TensorQuantizer("uint8")
     x = torch.tensor([-1.0, 0.3, 2.0])
-    assert quantizer.phase is Phase.OFF
+    assert quantizer.mode is Mode.OFF
     assert quantizer(x) is x
     assert quantizer.observer.batches == 0
     quantizer.observe()
@@ -66,7 +66,7 @@ def test_quantizing_needs_a_range():
         quantizer.quantize()
     with pytest.raises(CalibrationError, match="'output of conv1' cannot be calibrated: no data was seen"):
         quantizer.compute_qparams()
-    assert quantizer.phase is Phase.OFF
+    assert quantizer.mode is Mode.OFF
 
 
 def test_nan_is_named():
@@ -173,7 +173,7 @@ def test_fresh_loads_into_calibrated(spec):
     target = calibrated(spec, SHAPES[spec])
     target.load_state_dict(TensorQuantizer(spec).state_dict())
     assert not target.calibrated
-    assert target.phase is Phase.OFF
+    assert target.mode is Mode.OFF
 
 
 def test_another_number_of_channels_loads():
@@ -193,12 +193,12 @@ def test_a_scale_of_one_element_loads_as_a_number():
     state = {
         "scale": torch.tensor([0.5]),
         "zero_point": torch.tensor([3], dtype=torch.int32),
-        "phase": torch.tensor(2),
+        "mode": torch.tensor([2, 1]),
     }
     quantizer.load_state_dict(state)
     assert (quantizer.scale.shape, float(quantizer.scale), int(quantizer.zero_point)) == ((), 0.5, 3)
-    assert quantizer.phase is Phase.QUANTIZE
-    assert list(state) == ["scale", "zero_point", "phase"]
+    assert quantizer.mode is Mode.QUANTIZE
+    assert list(state) == ["scale", "zero_point", "mode"]
 
 
 def test_a_float_checkpoint_leaves_quantizers_alone():
@@ -236,7 +236,7 @@ def test_the_state_of_another_granularity_is_refused():
 
 def test_state_is_three_small_tensors():
     state = calibrated("int8 channel:0").state_dict()
-    assert {k: tuple(v.shape) for k, v in state.items()} == {"scale": (3,), "zero_point": (3,), "phase": ()}
+    assert {k: tuple(v.shape) for k, v in state.items()} == {"scale": (3,), "zero_point": (3,), "mode": (2,)}
 
 
 def test_a_copy_is_independent():
@@ -247,7 +247,7 @@ def test_a_copy_is_independent():
     twin.off()
     twin.observe()
     twin(torch.tensor([1000.0]))
-    assert source.phase is Phase.QUANTIZE
+    assert source.mode is Mode.QUANTIZE
     assert float(source.scale) < 0.1
     assert source.observer.batches == 1
 
@@ -308,16 +308,16 @@ def test_axis_and_group_of_a_method(spec, axis, group):
     assert (method.axis, method.group) == (axis, group)
 
 
-def test_gradient_flows_through_every_phase():
+def test_gradient_flows_through_every_mode():
     x = torch.tensor([0.5, 99.0], requires_grad=True)
     quantizer = TensorQuantizer("uint8")
     quantizer.set_range(0.0, 1.0)
-    for phase, expected in (
-        (Phase.OFF, [1.0, 1.0]),
-        (Phase.OBSERVE, [1.0, 1.0]),
-        (Phase.QUANTIZE, [1.0, 0.0]),
+    for mode, expected in (
+        (Mode.OFF, [1.0, 1.0]),
+        (Mode.OBSERVE, [1.0, 1.0]),
+        (Mode.QUANTIZE, [1.0, 0.0]),
     ):
-        quantizer.phase = phase
+        quantizer.mode = mode
         (gradient,) = torch.autograd.grad(quantizer(x).sum(), x)
         assert gradient.tolist() == expected
 

@@ -15,7 +15,7 @@ from bitwright.errors import CalibrationError
 from bitwright.graph import Inputs
 from bitwright.preparation import ledger_of
 from bitwright.progress import track
-from bitwright.quantizer import Phase, quantizers
+from bitwright.quantizer import Mode, quantizers
 
 
 def outline(model: nn.Module) -> list[LayerStats]:
@@ -38,7 +38,7 @@ def analyze(model: nn.Module, batches: Iterable[Any], *, progress: bool | None =
     """
     count = len(ledger_of(model).example.args)
     rows, found = rows_of(model), list(quantizers(model).values())
-    active = {q for q in found if Phase.QUANTIZE in q.phase}
+    active = {q for q in found if q.quantizes}
     if not active:
         raise CalibrationError("no quantizer of the model is quantizing: calibrate it before analyzing it")
     record, number = Record(), 0
@@ -51,7 +51,7 @@ def analyze(model: nn.Module, batches: Iterable[Any], *, progress: bool | None =
             for record.quantized in (False, True):
                 for quantizer in found:
                     on = record.quantized and quantizer in active
-                    quantizer.phase = Phase.QUANTIZE if on else Phase.OFF
+                    quantizer.mode = Mode.QUANTIZE if on else Mode.OFF
                 torch.set_rng_state(state)
                 _run(model, copy.deepcopy(inputs), number)
     if not number:

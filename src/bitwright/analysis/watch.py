@@ -83,14 +83,14 @@ def watched(model: nn.Module, rows: list[Row], record: Record) -> Generator[None
 
 @contextmanager
 def unchanged(model: nn.Module) -> Generator[None, None, None]:
-    """Evaluate a model, then give every quantizer its phase and every module its mode back."""
-    phases = {q: q.phase for q in quantizers(model).values()}
+    """Evaluate a model, then give every quantizer its mode and every module its training flag back."""
+    modes = {q: q.mode for q in quantizers(model).values()}
     with eval_mode(model):
         try:
             yield
         finally:
-            for quantizer, phase in phases.items():
-                quantizer.phase = phase
+            for quantizer, mode in modes.items():
+                quantizer.mode = mode
 
 
 def _hook(module: nn.Module, meter: Meter, record: Record) -> Callable[[], None]:

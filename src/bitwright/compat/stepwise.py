@@ -9,14 +9,14 @@ from torch import nn
 from bitwright.calibration import make_room_for_bias
 from bitwright.errors import ConfigError
 from bitwright.nn.mixins import QuantMixin
-from bitwright.quantizer import Phase, TensorQuantizer, quantizers
+from bitwright.quantizer import Mode, TensorQuantizer, quantizers
 
 _AWAITING = "bitwright_awaits_weight"
 
 
 def split_quantizers(model: nn.Module) -> tuple[dict[str, TensorQuantizer], dict[str, TensorQuantizer]]:
     """The quantizers of weights and of activations, without those that the user has switched off by hand."""
-    found = {name: q for name, q in quantizers(model).items() if not q.held}
+    found = {name: q for name, q in quantizers(model).items() if q.enabled}
     if not found:
         raise ConfigError(f"this {type(model).__name__} has no quantizer: prepare it first")
     of_weights = {n: q for n, q in found.items() if "._weight_quantizer" in f".{n}"}
@@ -50,7 +50,7 @@ def follow(chosen: Iterable[TensorQuantizer]) -> None:
     """Let ranges be found anew from each tensor and all before it, and quantize with them."""
     for quantizer in chosen:
         _follow(quantizer, True)
-        quantizer.phase = Phase.QUANTIZE
+        quantizer.mode = Mode.QUANTIZE
 
 
 def fix_ranges(model: nn.Module) -> None:

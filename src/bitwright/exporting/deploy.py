@@ -31,14 +31,14 @@ from bitwright.nn.functional import QuantFunction
 from bitwright.nn.layer import QuantLayer
 from bitwright.nn.mixins import QuantMixin
 from bitwright.nn.operators import operator_of
-from bitwright.quantizer import Phase, TensorQuantizer, quantizers
+from bitwright.quantizer import TensorQuantizer, quantizers
 
 SITES = "at"  # modules that stand for single nodes live under this name
 
 
 def deploy(model: nn.Module) -> nn.Module:
     """Return the deployed twin of a calibrated model; the model itself is left untouched."""
-    waiting = [q.label or name for name, q in quantizers(model).items() if Phase.QUANTIZE not in q.phase and not q.held]
+    waiting = [q.label or name for name, q in quantizers(model).items() if not q.quantizes and q.enabled]
     if waiting:
         more = f" and {len(waiting) - 3} more" if len(waiting) > 3 else ""
         raise ExportError(f"not quantizing yet: {', '.join(waiting[:3])}{more}; calibrate the model first")
@@ -55,8 +55,8 @@ def deploy(model: nn.Module) -> nn.Module:
             elif isinstance(module, QuantFunction) or not isinstance(module, QuantLayer):
                 continue
             else:
-                held = module.weight_quantizer.held
-                put_submodule(twin, name, FloatLayer(module) if held else DeployedLayer(module))
+                made = DeployedLayer(module) if module.weight_quantizer.enabled else FloatLayer(module)
+                put_submodule(twin, name, made)
         _deploy_own_quantizers(twin)
     return twin
 
@@ -68,10 +68,10 @@ def _deploy_own_quantizers(twin: nn.Module) -> None:
             continue
         for name, weight in _stored_weights(module).items():
             quantizer = module.get_submodule(name)
-            if isinstance(quantizer, TensorQuantizer) and not quantizer.held:
+            if isinstance(quantizer, TensorQuantizer) and quantizer.enabled:
                 put_submodule(module, name, _settled(module, as_integers(weight, quantizer)))
         for name, quantizer in list(module._modules.items()):
-            if isinstance(quantizer, TensorQuantizer) and not quantizer.held:
+            if isinstance(quantizer, TensorQuantizer) and quantizer.enabled:
                 module._modules[name] = _settled(module, DeployedQuantizer(quantizer))
 
 
@@ -166,7 +166,7 @@ def _drop_redundant_activations(model: CapturedModel, modules: dict[str, nn.Modu
             continue
         after = next(iter(node.users))
         quantizer = modules.get(str(after.target)) if after.op == "call_module" else None
-        if not isinstance(quantizer, TensorQuantizer) or quantizer.held or quantizer.scale.ndim:
+        if not isinstance(quantizer, TensorQuantizer) or not quantizer.enabled or quantizer.scale.ndim:
             continue
         scale, zero_point = (p.item() for p in quantizer.qparams())
         lowest = round(limits[0] / scale) + zero_point if limits[0] is not None else quantizer.spec.qmin
@@ -260,7 +260,7 @@ def _name_calls(model: CapturedModel) -> None:
 def _deployed_quantizer(model: CapturedModel, node: fx.Node, quantizer: Any) -> nn.Module:  # noqa: ANN401
     """Quantize while running, or store the integers where the tensor is a constant."""
     source = node.args[0]
-    if Phase.QUANTIZE in quantizer.phase and isinstance(source, fx.Node) and source.op == "get_attr":
+    if quantizer.quantizes and isinstance(source, fx.Node) and source.op == "get_attr":
         return as_integers(attribute_of(model, str(source.target)), quantizer)
     return DeployedQuantizer(quantizer)
 

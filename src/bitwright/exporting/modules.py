@@ -11,7 +11,7 @@ from bitwright.nn.functional import QuantFunction
 from bitwright.numerics import dequantize, quantize_dequantize
 from bitwright.numerics.fp8 import fp8_quantize_dequantize
 from bitwright.numerics.pooling import global_average_pool
-from bitwright.quantizer import Phase, TensorQuantizer
+from bitwright.quantizer import TensorQuantizer
 
 
 class Call(nn.Module):
@@ -38,7 +38,7 @@ class DeployedQuantizer(nn.Module):
         super().__init__()
         _check_uniform(quantizer)
         self.spec, self.axis, self.group = quantizer.spec, quantizer.method.axis, quantizer.method.group
-        self.active = Phase.QUANTIZE in quantizer.phase
+        self.active = quantizer.quantizes
         if not self.active and not quantizer.calibrated:
             return
         scale, zero_point = quantizer.qparams()

@@ -7,7 +7,6 @@ from torch import Tensor, fx, nn
 
 from bitwright.nn.layer import QuantLayer
 from bitwright.nn.registry import register_qmodule
-from bitwright.quantizer import Phase
 
 _TRANSPOSED = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
 _GROUPS = 6  # the position of ``groups`` in every convolution function
@@ -34,7 +33,7 @@ class QuantFunction(QuantLayer, nn.Module):
     def forward(self, input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any) -> Tensor:
         """Compute the function on the quantized input with the quantized weight."""
         x = self.input_quantizer(input)
-        if Phase.QUANTIZE in self.weight_quantizer.phase:
+        if self.weight_quantizer.quantizes:
             weight, bias = self.deploy(weight, bias)
         else:
             weight = self.weight_quantizer(weight)

@@ -10,10 +10,9 @@ from bitwright.nn.bias import round_bias
 from bitwright.nn.descriptors import split_descriptors
 from bitwright.nn.mixins import QuantMixin
 from bitwright.nn.norm import BatchNorm, multiplier, statistics, uses_batch
-from bitwright.quantizer import Phase, QuantDescriptor
+from bitwright.quantizer import QuantDescriptor
 
 NEVER_ZERO = 2.0**-60  # added to what is divided by; far below the last bit of any real multiplier
-_ROUNDS = Phase.QUANTIZE | Phase.CLIP
 
 
 class QuantLayer(QuantMixin):
@@ -85,7 +84,7 @@ class QuantLayer(QuantMixin):
     def bias_scale(self) -> Tensor | None:
         """The scale of the int32 bias, input scale times weight scale, or None where the bias stays float."""
         source = self.input_quantizer
-        if not self.quantize_bias or Phase.QUANTIZE not in source.phase or self.weight_quantizer.spec.bits > 8:
+        if not self.quantize_bias or not source.quantizes or self.weight_quantizer.spec.bits > 8:
             return None
         if not (source.calibrated and self.weight_quantizer.calibrated):
             return None  # ranges are found on the fly: the bias stays float
@@ -103,7 +102,7 @@ class QuantLayer(QuantMixin):
         quantizer = self.weight_quantizer
         factor = multiplier(norm) + NEVER_ZERO
         weight = None
-        if quantizer.phase is Phase.QUANTIZE and quantizer.method.axis == self.channel_axis:
+        if not quantizer.observes and quantizer.method.axis == self.channel_axis:
             weight = learned_step(quantizer.method, self.weight, factor)
         if weight is None:
             factor = self.per_output(factor)
@@ -124,14 +123,14 @@ class QuantLayer(QuantMixin):
     def forward(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Compute the operator on the quantized input with the quantized weight."""
         x = self.arrange(self.input_quantizer(input))
-        norm, phase = self.folded_norm, self.weight_quantizer.phase
-        if phase & _ROUNDS:
+        norm = self.folded_norm
+        if self.weight_quantizer.quantizes:
             batch = norm if norm is not None and uses_batch(norm) else None
             constants = self.deploy(*self.folded_weight()) if batch is None else self.unfolded(batch)
             with recompute_quantized():
                 out = self.compute(x, *constants, *args, **kwargs)
             return out if batch is None else batch(out)
-        if Phase.OBSERVE in phase:
+        if self.weight_quantizer.observes:
             self.weight_quantizer(self.folded_weight()[0])
         out = self.compute(x, self.weight, self.bias, *args, **kwargs)
         return out if norm is None else norm(out)

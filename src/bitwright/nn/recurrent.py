@@ -16,14 +16,14 @@ from bitwright.nn.descriptors import split_descriptors
 from bitwright.nn.mixins import QuantMixin, adopt_checked
 from bitwright.nn.recurrence import run
 from bitwright.nn.registry import register_qmodule
-from bitwright.quantizer import Phase, QuantDescriptor
+from bitwright.quantizer import QuantDescriptor
 
 State = tuple[Tensor, ...]
 
 
 def active(quantizer: Any) -> bool:  # noqa: ANN401
     """Whether a quantizer does anything; one that is deployed always does."""
-    return getattr(quantizer, "phase", Phase.QUANTIZE) is not Phase.OFF
+    return getattr(quantizer, "quantizes", True) or quantizer.observes
 
 
 class _Recurrent(QuantMixin):

@@ -70,7 +70,7 @@ def freeze_parameters(model: nn.Module, patterns: Sequence[str]) -> None:
 
 
 def quant_weight_inplace(model: nn.Module) -> None:
-    """Replace every weight that has a quantizer by its quantized value, and pause the quantizer.
+    """Replace every weight that has a quantizer by its quantized value, and disable the quantizer.
 
     Then a forward does not quantize weights anew; a weight that is trained afterwards is not on the grid any more.
     """
@@ -81,7 +81,7 @@ def quant_weight_inplace(model: nn.Module) -> None:
             continue
         with torch.no_grad():
             weight.copy_(quantizer(weight))
-        quantizer.off()
+        quantizer.disable()
 
 
 def _test(pattern: str) -> Any:  # noqa: ANN401

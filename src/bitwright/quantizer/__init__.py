@@ -4,6 +4,6 @@ from bitwright.quantizer.clip import Clip
 from bitwright.quantizer.core import TensorQuantizer, quantizers
 from bitwright.quantizer.described import DescribedQuantizer
 from bitwright.quantizer.descriptor import QuantDescriptor
-from bitwright.quantizer.phase import Phase
+from bitwright.quantizer.mode import Mode
 
-__all__ = ["Clip", "DescribedQuantizer", "Phase", "QuantDescriptor", "TensorQuantizer", "quantizers"]
+__all__ = ["Clip", "DescribedQuantizer", "Mode", "QuantDescriptor", "TensorQuantizer", "quantizers"]

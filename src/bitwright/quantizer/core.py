@@ -13,7 +13,7 @@ from bitwright.methods.learned_step import learned_step
 from bitwright.numerics import scale_and_zero_point
 from bitwright.observers import OBSERVERS, Observer
 from bitwright.quantizer.descriptor import QuantDescriptor
-from bitwright.quantizer.phase import Phase
+from bitwright.quantizer.mode import Mode
 from bitwright.spec import PerChannel, PerTensor, QuantSpec
 
 
@@ -30,7 +30,7 @@ class _Kind(type):
 
 
 class TensorQuantizer(nn.Module, metaclass=_Kind):
-    """A spec, an observer and a method, with one phase.
+    """A spec, an observer and a method, with a mode and a switch.
 
     Args:
         spec: what the quantized tensor looks like, or its text.
@@ -41,7 +41,7 @@ class TensorQuantizer(nn.Module, metaclass=_Kind):
 
     Without a spec, or with a :class:`QuantDescriptor` in its place, the result is a :class:`DescribedQuantizer`.
 
-    The scale and zero point are buffers. They are saved with the phase, and load into a fresh quantizer of
+    The scale and zero point are buffers. They are saved with the mode, and load into a fresh quantizer of
     whatever shape; a checkpoint without them (of the float model) loads too and leaves them alone.
     """
 
@@ -63,7 +63,8 @@ class TensorQuantizer(nn.Module, metaclass=_Kind):
         method = _method_for(self.spec, method)
         self.method: Method = _build(METHODS.get(method), "method", method, self.spec, method_options)
         self.observer_name, self.method_name = observer, method
-        self.phase = Phase.OFF
+        self.mode = Mode.OFF
+        self.enabled = True
         self.label = ""
         self.register_buffer("scale", torch.empty(0))
         self.register_buffer("zero_point", torch.empty(0, dtype=torch.int32))
@@ -74,33 +75,48 @@ class TensorQuantizer(nn.Module, metaclass=_Kind):
         return self.scale.numel() > 0
 
     @property
-    def held(self) -> bool:
-        """Whether the user wants it to stay off when the model is calibrated."""
-        return False
+    def quantizes(self) -> bool:
+        """Whether it changes tensors now."""
+        return self.enabled and Mode.QUANTIZE in self.mode
+
+    @property
+    def observes(self) -> bool:
+        """Whether it looks at tensors now."""
+        return self.enabled and Mode.OBSERVE in self.mode
+
+    def disable(self) -> None:
+        """Pass tensors through unchanged, even after calibration; :meth:`enable` restores the mode."""
+        self.enabled = False
+
+    def enable(self) -> None:
+        """Undo :meth:`disable`."""
+        self.enabled = True
 
     def forward(self, x: Tensor) -> Tensor:
-        """Pass ``x`` on, having looked at it or quantized it as the phase says."""
-        if self.phase is not Phase.QUANTIZE:
-            if Phase.OBSERVE in self.phase:
+        """Observe or quantize ``x`` as the mode says."""
+        if not self.enabled:
+            return x
+        if self.mode is not Mode.QUANTIZE:
+            if Mode.OBSERVE in self.mode:
                 self.observer(x)
-            if Phase.QUANTIZE not in self.phase:
+            if Mode.QUANTIZE not in self.mode:
                 return x
         learned = learned_step(self.method, x)
         return self.method(x, self.scale, self.zero_point) if learned is None else learned
 
     def off(self) -> None:
-        """Let tensors pass untouched."""
-        self.phase = Phase.OFF
+        """Pass tensors through unchanged until the mode changes."""
+        self.mode = Mode.OFF
 
     def observe(self) -> None:
         """Look at tensors and let them pass."""
-        self.phase = Phase.OBSERVE
+        self.mode = Mode.OBSERVE
 
     def quantize(self) -> None:
         """Quantize tensors; the range must be known."""
         if not self.calibrated:
             raise CalibrationError(f"the quantizer{self._named()} has no range yet: calibrate it, or set_range(lo, hi)")
-        self.phase = Phase.QUANTIZE
+        self.mode = Mode.QUANTIZE
 
     def compute_qparams(self) -> None:
         """Turn what the observer has seen into scale and zero point."""
@@ -183,17 +199,17 @@ class TensorQuantizer(nn.Module, metaclass=_Kind):
         return f" {self.label!r}" if self.label else ""
 
     def extra_repr(self) -> str:
-        """Show spec, range and phase."""
+        """Show spec, range and mode."""
         known = "no range"
         if self.calibrated:
             lo, hi = self.range()
             known = f"range [{float(lo.min()):.4g}, {float(hi.max()):.4g}]"
-        phase = str(self.phase.name).lower()
-        return f"{self.spec}, {known}, {self.observer_name}, {self.method_name}, {phase}"
+        mode = str(self.mode.name).lower() if self.enabled else "disabled"
+        return f"{self.spec}, {known}, {self.observer_name}, {self.method_name}, {mode}"
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        destination[prefix + "phase"] = torch.tensor(self.phase.value, dtype=torch.uint8)
+        destination[prefix + "mode"] = torch.tensor([self.mode.value, self.enabled], dtype=torch.uint8)
 
     def _load_from_state_dict(
         self,
@@ -213,9 +229,9 @@ class TensorQuantizer(nn.Module, metaclass=_Kind):
             return
         for name, shape in shapes.items():
             setattr(self, name, getattr(self, name).new_empty(shape))
-        phase = state_dict.pop(prefix + "phase", None)
-        if phase is not None:
-            self.phase = Phase(int(phase))
+        mode = state_dict.pop(prefix + "mode", None)
+        if mode is not None:
+            self.mode, self.enabled = Mode(int(mode[0])), bool(mode[1])
         missing: list[str] = []
         super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing, unexpected_keys, error_msgs)
         if given and self.calibrated:

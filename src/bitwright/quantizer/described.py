@@ -24,7 +24,7 @@ from bitwright.observers import Observer
 from bitwright.quantizer.adapters import AmaxMethod, CalibratorObserver
 from bitwright.quantizer.core import TensorQuantizer
 from bitwright.quantizer.descriptor import QuantDescriptor
-from bitwright.quantizer.phase import Phase
+from bitwright.quantizer.mode import Mode
 from bitwright.quantizer.settings import Described
 
 _log = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ class DescribedQuantizer(Described, TensorQuantizer):
 
     Args:
         quant_desc: what it does; by default 8 bits, one range for the tensor, found anew for each tensor.
-        disabled: begin paused.
+        disabled: begin disabled.
         if_quant: quantize.
         if_clip: clip to the learned range.
         if_calib: collect tensors for calibration.
@@ -54,7 +54,7 @@ class DescribedQuantizer(Described, TensorQuantizer):
     ) -> None:
         nn.Module.__init__(self)
         self._descriptor = QuantDescriptor() if quant_desc is None else quant_desc
-        self._state = Phase.OFF
+        self.mode, self.enabled = Mode.OFF, True
         self._scale: Tensor | None = None
         self.label, self.observer_name, self.method_name = "", "", "amax"
         desc = self._descriptor
@@ -68,25 +68,25 @@ class DescribedQuantizer(Described, TensorQuantizer):
         kind = HistogramCalibrator if desc.calib_method == "histogram" else MaxCalibrator
         self._calibrator = kind(num_bits=desc.num_bits, axis=desc.axis, unsigned=desc.unsigned)
         self.observer_name = kind.__name__
-        for part, on in ((Phase.QUANTIZE, if_quant), (Phase.OBSERVE, if_calib)):
-            self._switch(part, on or part in self._state)
+        for part, on in ((Mode.QUANTIZE, if_quant), (Mode.OBSERVE, if_calib)):
+            self._switch(part, on or part in self.mode)
         if disabled:
             self.disable()
 
     def forward(self, inputs: Tensor) -> Tensor:  # pyrefly: ignore
-        """Observe, clip and quantize, as the phase says."""
+        """Observe, clip and quantize, as the mode says."""
         if self.pre_quant_scale is not None:
             inputs = inputs * self.pre_quant_scale.to(inputs)
-        phase = self.phase
-        if phase is Phase.OFF or not inputs.numel():
+        mode = self.mode
+        if not self.enabled or mode is Mode.OFF or not inputs.numel():
             return inputs
-        if Phase.OBSERVE in phase:
+        if Mode.OBSERVE in mode:
             if self._calibrator is None:
                 raise RuntimeError(f"Calibrator was not created: the quantizer{self._named()} cannot collect.")
             self._calibrator.collect(inputs.detach())
-        if Phase.QUANTIZE in phase:
+        if Mode.QUANTIZE in mode:
             return self._quantized(inputs)
-        return self.clip(inputs) if Phase.CLIP in phase else inputs
+        return self.clip(inputs) if Mode.CLIP in mode else inputs
 
     def _quantized(self, inputs: Tensor) -> Tensor:
         if self.learn_amax:
@@ -126,13 +126,13 @@ class DescribedQuantizer(Described, TensorQuantizer):
             raise ConfigError("learn_amax is False. Cannot enable clip." if on else "learn_amax is False: no clip")
         for end in self.clip.parameters():
             end.requires_grad_(on)
-        self._switch(Phase.CLIP, on)
+        self._switch(Mode.CLIP, on)
 
     def enable_calib(self) -> None:
         """Collect tensors."""
         if self._calibrator is None:
             raise ConfigError("Calibrator was not created, cannot enable calibration.")
-        self._switch(Phase.OBSERVE, True)
+        self._switch(Mode.OBSERVE, True)
 
     def load_calib_amax(self, *args: Any, strict: bool = True, **kwargs: Any) -> None:
         """Take amax from the calibrator.
@@ -177,7 +177,7 @@ class DescribedQuantizer(Described, TensorQuantizer):
     @property
     def method(self) -> Method:  # pyrefly: ignore
         """The arithmetic, as a method; it has a uniform grid where a file could say all that is done."""
-        plain = self.fake_quant and self.pre_quant_scale is None
+        plain = self.fake_quant and self.pre_quant_scale is None and self.mode is not Mode.CLIP
         if self.learn_amax:
             plain = plain and bool(-self.clip.clip_value_min == self.clip.clip_value_max)
         return AmaxMethod(self.spec, plain)
@@ -208,7 +208,7 @@ class DescribedQuantizer(Described, TensorQuantizer):
 
     def quantize(self) -> None:
         """Quantize; without a stored range, by that of each tensor."""
-        self.phase = Phase.QUANTIZE
+        self.mode = Mode.QUANTIZE
 
     def compute_qparams(self) -> None:
         """Take the range from the calibrator; one that the descriptor fixes stays."""

@@ -5,17 +5,19 @@ from typing import Any
 import torch
 
 from bitwright.quantizer.descriptor import QuantDescriptor
-from bitwright.quantizer.phase import Phase
+from bitwright.quantizer.mode import Mode
 
 _FLAGS = ("unsigned", "narrow_range", "fake_quant", "learn_amax")
-KEYS = ("phase", "num_bits", "axis", "flags", "scale_amax")
+KEYS = ("mode", "num_bits", "axis", "flags", "scale_amax")
 
 
-def save_described(descriptor: QuantDescriptor, state: Phase, destination: dict[str, Any], prefix: str) -> None:
+def save_described(
+    descriptor: QuantDescriptor, mode: Mode, enabled: bool, destination: dict[str, Any], prefix: str
+) -> None:
     """Add the settings to a state dict; what is None is an empty tensor."""
     bits = descriptor.num_bits
     values = {
-        "phase": torch.tensor(state.value, dtype=torch.uint8),
+        "mode": torch.tensor([mode.value, enabled], dtype=torch.uint8),
         "num_bits": torch.tensor(bits if isinstance(bits, tuple) else (bits,), dtype=torch.uint8),
         "axis": torch.tensor(descriptor.axes, dtype=torch.int8),
         "flags": torch.tensor([getattr(descriptor, name) for name in _FLAGS], dtype=torch.bool),
@@ -28,7 +30,7 @@ def save_described(descriptor: QuantDescriptor, state: Phase, destination: dict[
 
 def load_described(
     now: QuantDescriptor, state_dict: dict[str, Any], prefix: str
-) -> tuple[QuantDescriptor, Phase] | None:
+) -> tuple[QuantDescriptor, Mode, bool] | None:
     """Take the settings out of a state dict, or return None where it has none."""
     found = {key: state_dict.pop(prefix + key, None) for key in KEYS}
     if any(value is None for value in found.values()):
@@ -41,4 +43,4 @@ def load_described(
         "amax": None if found["flags"][-1] else now.amax,  # a learned range is in the Parameters
         **dict(zip(_FLAGS, found["flags"].tolist(), strict=True)),
     }
-    return now.with_(**changes), Phase(int(found["phase"]))
+    return now.with_(**changes), Mode(int(found["mode"][0])), bool(found["mode"][1])

@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 
 class Described(Switches):
-    """Settings as views of one descriptor, a range as the buffer ``_amax``, and a phase.
+    """Settings as views of one descriptor, a range as the buffer ``_amax``, and a mode.
 
     ``_amax`` is there only once it is known, and so are ``_pre_quant_scale`` and the submodule ``clip``.
     """
@@ -163,7 +163,7 @@ class Described(Switches):
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         nn.Module._save_to_state_dict(self, destination, prefix, keep_vars)
-        save_described(self._descriptor, self._state, destination, prefix)
+        save_described(self._descriptor, self.mode, self.enabled, destination, prefix)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
         missing: list[str] = args[2]  # what is not there stays as it is: a float checkpoint knows no quantizer
@@ -177,7 +177,7 @@ class Described(Switches):
             elif found is not None:
                 self._put(name, None)
         if found is not None:
-            self._descriptor, self._state = found
+            self._descriptor, self.mode, self.enabled = found
             self._tell_calibrator()
             if not self.learn_amax:
                 self._modules.pop("clip", None)

@@ -12,7 +12,7 @@ from bitwright.graph.inputs import bind_inputs
 from bitwright.graph.names import node_name
 from bitwright.modes import eval_mode
 from bitwright.nn.mixins import QuantMixin
-from bitwright.quantizer import Phase, TensorQuantizer
+from bitwright.quantizer import Mode, TensorQuantizer
 
 Checker = Callable[[Tensor, Tensor], Any]
 
@@ -29,10 +29,10 @@ def calibrate_on_quantized(model: nn.Module, batches: list[Inputs], w_quant: boo
     runs = _Runs(model, batches)
     with torch.no_grad(), eval_mode(model):
         for layer in _weighted(model):
-            layer.weight_quantizer.phase = Phase.QUANTIZE if w_quant else Phase.OFF
+            layer.weight_quantizer.mode = Mode.QUANTIZE if w_quant else Mode.OFF
         for node in runs.graph.graph.nodes:
             quantizer = runs.quantizer(node)
-            if quantizer is None or quantizer.held:
+            if quantizer is None or not quantizer.enabled:
                 runs.step(node)
             else:
                 quantizer.observe()
@@ -58,7 +58,7 @@ def layer_errors(model: nn.Module, inputs: Inputs, checker: Checker, alone: bool
         alone: quantize each operator alone, with float inputs; else all before it, too.
     """
     floats, runs = _Runs(model, [inputs]), _Runs(model, [inputs])
-    before = [(q, q.phase) for q in model.modules() if isinstance(q, TensorQuantizer)]
+    before = [(q, q.mode) for q in model.modules() if isinstance(q, TensorQuantizer)]
     errors: dict[str, Any] = {}
     try:
         with torch.no_grad(), eval_mode(model):
@@ -72,8 +72,8 @@ def layer_errors(model: nn.Module, inputs: Inputs, checker: Checker, alone: bool
                 if floats.quantizes(node):
                     errors[node_name(node)] = checker(runs.values[0][node], floats.values[0][node])
     finally:
-        for quantizer, phase in before:
-            quantizer.phase = phase
+        for quantizer, mode in before:
+            quantizer.mode = mode
     return errors
 
 
@@ -127,16 +127,16 @@ class _Runs:
         for source in node.all_input_nodes:
             quantizer = self.quantizer(source)
             if quantizer is not None and quantizer.calibrated:
-                quantizer.phase = Phase.QUANTIZE
+                quantizer.mode = Mode.QUANTIZE
                 values[source] = quantizer(values[source])
         return values
 
 
 def _weighted(model: nn.Module) -> list[QuantMixin]:
     found = [m for m in model.modules() if isinstance(m, QuantMixin) and hasattr(m, "weight")]
-    return [layer for layer in found if layer.weight_quantizer.calibrated and not layer.weight_quantizer.held]
+    return [layer for layer in found if layer.weight_quantizer.calibrated and layer.weight_quantizer.enabled]
 
 
-def _switch(quantizers: list[tuple[TensorQuantizer, Phase]], on: bool) -> None:
+def _switch(quantizers: list[tuple[TensorQuantizer, Mode]], on: bool) -> None:
     for quantizer, _ in quantizers:
-        quantizer.phase = Phase.QUANTIZE if on and quantizer.calibrated and not quantizer.held else Phase.OFF
+        quantizer.mode = Mode.QUANTIZE if on and quantizer.calibrated and quantizer.enabled else Mode.OFF

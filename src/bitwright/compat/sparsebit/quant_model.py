@@ -153,5 +153,5 @@ class QuantModel(nn.Module):
 
     def _check_ready(self) -> None:
         """Refuse to write a model that quantizes nothing."""
-        if is_pending(self.model) or not any(q.phase for q in stepwise.all_quantizers(self.model)):
+        if is_pending(self.model) or not any(q.mode for q in stepwise.all_quantizers(self.model)):
             raise CalibrationError("nothing is quantized: calibrate, and call set_quant(w_quant=True, a_quant=True)")

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bitwright.quantizer import Phase, TensorQuantizer
+from bitwright.quantizer import Mode, TensorQuantizer
 from bitwright.spec import QuantSpec
 
 
@@ -38,11 +38,6 @@ class FirstBatchQuantizer(TensorQuantizer):
         super().__init__(spec, observer, method, method_options=method_options)
         self.shape, self.follow, self.enabled = shape, follow, False
 
-    @property
-    def held(self) -> bool:
-        """Whether it is switched off, and stays so when the model is calibrated."""
-        return not self.enabled
-
     def switch(self, on: bool) -> None:
         """Quantize from now on, or let tensors pass whatever else is said."""
         self.enabled = on
@@ -51,17 +46,13 @@ class FirstBatchQuantizer(TensorQuantizer):
             self.method.start(one, torch.zeros_like(one, dtype=torch.int32))
         self.quantize()
 
-    def observe(self) -> None:
-        """Look at tensors and let them pass, unless switched off."""
-        self.phase = Phase.OBSERVE if self.enabled else Phase.OFF
-
     def quantize(self) -> None:
-        """Quantize tensors, unless switched off; without a range, the next tensor gives it."""
-        self.phase = Phase.QUANTIZE if self.enabled else Phase.OFF
+        """Quantize tensors; without a range, the next tensor gives it."""
+        self.mode = Mode.QUANTIZE
 
     def forward(self, x: Tensor) -> Tensor:
         """Quantize ``x``, by its own range if it is the first."""
-        if self.phase is Phase.QUANTIZE and (not self.calibrated or (self.follow and self.training)):
+        if self.quantizes and (not self.calibrated or (self.follow and self.training)):
             if not x.numel():
                 return x
             try:
@@ -84,9 +75,6 @@ class FirstBatchQuantizer(TensorQuantizer):
         if prefix + "scale" not in state_dict:  # of the float model: what is to be learned stays as it is
             own = {f"{prefix}method.{name}": p.detach() for name, p in self.method.named_parameters()}
             state_dict.update(own)
-        known = prefix + "phase" in state_dict
         super()._load_from_state_dict(
             state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
         )
-        if known:
-            self.enabled = self.phase is not Phase.OFF

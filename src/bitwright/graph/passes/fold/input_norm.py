@@ -21,7 +21,6 @@ from bitwright.nn.conv import (
 )
 from bitwright.nn.layer import BatchNorm, QuantLayer
 from bitwright.nn.linear import QuantLinear
-from bitwright.quantizer import Phase
 
 _NEVER_ZERO = 2.0**-60  # added to what is divided by; far below the last bit of any real factor
 
@@ -33,7 +32,7 @@ class InputNorm(QuantLayer):
 
     def forward(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Compute the layer."""
-        if not self.weight_quantizer.phase & (Phase.QUANTIZE | Phase.CLIP):
+        if not self.weight_quantizer.quantizes:
             for norm in self._before:
                 input = norm(input)
         return super().forward(input, *args, **kwargs)

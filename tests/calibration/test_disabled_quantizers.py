@@ -8,7 +8,7 @@ from torch import nn
 import bitwright as bw
 import bitwright.nn as qnn
 from bitwright.errors import CalibrationError
-from bitwright.quantizer import Phase, QuantDescriptor, TensorQuantizer, quantizers
+from bitwright.quantizer import Mode, QuantDescriptor, TensorQuantizer, quantizers
 
 SEVEN = QuantDescriptor(num_bits=7, axis=0)
 
@@ -48,7 +48,7 @@ def test_calibrate_leaves_disabled_quantizers_alone(model, x):
     assert model[3].weight_quantizer.amax is None
     others = [q for q in quantizers(model).values() if not q._disabled]
     assert len(others) == 4
-    assert all(q.phase is Phase.QUANTIZE for q in others)
+    assert all(q.mode is Mode.QUANTIZE for q in others)
     model[0].input_quantizer.enable()
     bw.calibrate(model, [x])
     assert torch.equal(model[0].input_quantizer.amax, x.abs().max())
@@ -62,18 +62,18 @@ def test_one_that_was_calibrated_keeps_its_range(model, x):
     bw.calibrate(model, [3 * x])
     assert torch.equal(quantizer.amax, before)
     quantizer.enable()
-    assert quantizer.phase is Phase.QUANTIZE
+    assert quantizer.mode is Mode.QUANTIZE
 
 
 def test_disabled_is_saved_and_off_is_not_disabled(model):
     made = TensorQuantizer(QuantDescriptor(), disabled=True)
-    assert made.held
+    assert not made.enabled
     made.load_state_dict(TensorQuantizer(QuantDescriptor()).state_dict())
-    assert not made.held
+    assert made.enabled
     fresh = TensorQuantizer(QuantDescriptor())
     fresh.load_state_dict(TensorQuantizer(QuantDescriptor(), disabled=True).state_dict())
-    assert fresh.held
-    assert not any(q.held for q in quantizers(model).values())  # swap_modules leaves them off, to be calibrated
+    assert not fresh.enabled
+    assert not any(not q.enabled for q in quantizers(model).values())  # swap_modules leaves them off, to be calibrated
 
 
 def test_all_disabled(model, x):
