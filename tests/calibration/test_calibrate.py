@@ -10,7 +10,8 @@ import bitwright as bw
 from bitwright.calibration import as_inputs
 from bitwright.errors import CalibrationError
 from bitwright.nn.mixins import INT32_MAX
-from bitwright.observers import OBSERVERS, MinMaxObserver, register_observer
+from bitwright.observers import OBSERVERS, register_observer
+from bitwright.observers.minmax import MinMaxObserver
 from bitwright.quantizer import Mode, quantizers
 
 

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bitwright.errors import ConfigError
-from bitwright.observers import OBSERVERS, EMAMinMaxObserver
+from bitwright.observers import OBSERVERS
+from bitwright.observers.ema_minmax import EMAMinMaxObserver
 from bitwright.spec import QuantSpec
 
 NAMES = OBSERVERS.names("*Observer")

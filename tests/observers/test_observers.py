@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from bitwright.errors import CalibrationError, ConfigError, UnknownNameError
 from bitwright.numerics import scale_and_zero_point
-from bitwright.observers import OBSERVERS, EMAMinMaxObserver, MinMaxObserver, Observer, register_observer
+from bitwright.observers import OBSERVERS, Observer, register_observer
+from bitwright.observers.ema_minmax import EMAMinMaxObserver
+from bitwright.observers.minmax import MinMaxObserver
 from bitwright.spec import QuantSpec
 
 GRAINS = {

@@ -10,8 +10,11 @@ import torch
 from bitwright.errors import ConfigError
 from bitwright.numerics import scale_and_zero_point
 from bitwright.numerics.fp8 import BY_NAME, to_fp8
-from bitwright.observers import OBSERVERS, EMAMSEObserver, KLObserver, MSEObserver
-from bitwright.observers.kl import LEAST_PER_LEVEL, PER_BIN
+from bitwright.observers import OBSERVERS
+from bitwright.observers.ema_mse import EMAMSEObserver
+from bitwright.observers.kl import KLObserver
+from bitwright.observers.mse import MSEObserver
+from bitwright.observers.search.entropy import LEAST_PER_LEVEL, PER_BIN
 from bitwright.spec import QuantSpec
 
 KINDS = ["gauss", "laplace", "uniform", "bimodal", "outlier", "relu", "shifted", "constant", "zero", "channel of zeros"]
@@ -166,7 +169,7 @@ def test_searches_that_count_integers_refuse_fp8(name):
 
 
 def divergence(counts, held, levels):
-    """KL(P || Q) as the docstring of ``kl.py`` says it, level by level."""
+    """KL(P || Q) as the docstring of ``entropy.py`` says it, level by level."""
     reference = counts[:held].copy()
     reference[-1] += counts[held:].sum()
     if counts[:held].sum() < counts.sum() / 2:

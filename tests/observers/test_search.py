@@ -8,16 +8,13 @@ import torch
 
 from bitwright.errors import ConfigError
 from bitwright.numerics import scale_and_zero_point
-from bitwright.observers import (
-    OBSERVERS,
-    ACIQObserver,
-    EMAMSEObserver,
-    KLObserver,
-    MinMaxFloorObserver,
-    MSEObserver,
-    PoTModeObserver,
-)
-from bitwright.observers.aciq import best_clip, laplace_scale
+from bitwright.observers import OBSERVERS
+from bitwright.observers.aciq import ACIQObserver, best_clip, laplace_scale
+from bitwright.observers.ema_mse import EMAMSEObserver
+from bitwright.observers.kl import KLObserver
+from bitwright.observers.minmax_floor import MinMaxFloorObserver
+from bitwright.observers.mse import MSEObserver
+from bitwright.observers.pot_mode import PoTModeObserver
 from bitwright.spec import QuantSpec
 
 COUNT = 20_000

@@ -9,16 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bitwright.errors import CalibrationError, ConfigError
-from bitwright.observers import (
-    OBSERVERS,
-    ClipStdObserver,
-    EMAQuantileObserver,
-    HistogramObserver,
-    LSQObserver,
-    LSQPlusObserver,
-    PercentileObserver,
-    StreamingHistogram,
-)
+from bitwright.observers import OBSERVERS, StreamingHistogram
+from bitwright.observers.clip_std import ClipStdObserver
+from bitwright.observers.ema_quantile import EMAQuantileObserver
+from bitwright.observers.histogram import HistogramObserver
+from bitwright.observers.lsq import LSQObserver
+from bitwright.observers.lsq_plus import LSQPlusObserver
+from bitwright.observers.percentile import PercentileObserver
 from bitwright.spec import QuantSpec
 
 NAMES = OBSERVERS.names("*Observer")

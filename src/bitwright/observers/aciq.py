@@ -17,8 +17,8 @@ from torch import Tensor
 
 from bitwright.errors import ConfigError, suggest
 from bitwright.observers.base import register_observer
-from bitwright.observers.moments import Moments
 from bitwright.observers.moments_base import MomentsBase
+from bitwright.observers.state.moments import Moments
 from bitwright.spec import QuantSpec
 
 

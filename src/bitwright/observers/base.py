@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bitwright.errors import CalibrationError, ConfigError
 from bitwright.numerics import scale_and_zero_point
-from bitwright.observers.rows import as_params, as_rows, row_min_max
+from bitwright.observers.state.rows import as_params, as_rows, row_min_max
 from bitwright.registry import Registry
 from bitwright.spec import PerTensor, QuantSpec
 

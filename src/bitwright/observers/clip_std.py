@@ -5,8 +5,8 @@ from torch import Tensor
 
 from bitwright.errors import ConfigError
 from bitwright.observers.base import register_observer
-from bitwright.observers.moments import Moments
 from bitwright.observers.moments_base import MomentsBase
+from bitwright.observers.state.moments import Moments
 from bitwright.spec import QuantSpec
 
 

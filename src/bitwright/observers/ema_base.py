@@ -5,8 +5,8 @@ from abc import abstractmethod
 from torch import Tensor
 
 from bitwright.observers.ema_minmax import EMAMinMaxObserver
-from bitwright.observers.rows import as_params, as_rows
-from bitwright.observers.streaming import BINS, StreamingHistogram
+from bitwright.observers.state.rows import as_params, as_rows
+from bitwright.observers.state.streaming import BINS, StreamingHistogram
 from bitwright.spec import QuantSpec
 
 

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from bitwright.observers.base import register_observer
 from bitwright.observers.ema_base import EMASearchBase
-from bitwright.observers.search import check_power, least_error_range
-from bitwright.observers.streaming import BINS, StreamingHistogram
+from bitwright.observers.search.least_error import check_power, least_error_range
+from bitwright.observers.state.streaming import BINS, StreamingHistogram
 from bitwright.spec import QuantSpec
 
 

@@ -5,7 +5,7 @@ from torch import Tensor
 from bitwright.errors import ConfigError
 from bitwright.observers.base import register_observer
 from bitwright.observers.histogram_base import HistogramBase
-from bitwright.observers.streaming import BINS, StreamingHistogram
+from bitwright.observers.state.streaming import BINS, StreamingHistogram
 from bitwright.spec import QuantSpec
 
 

@@ -3,9 +3,9 @@
 from torch import Tensor
 
 from bitwright.observers.base import register_observer
-from bitwright.observers.from_scale import range_of_scale
-from bitwright.observers.moments import Moments
 from bitwright.observers.moments_base import MomentsBase
+from bitwright.observers.search.scale_range import range_of_scale
+from bitwright.observers.state.moments import Moments
 
 
 @register_observer("LSQObserver", aliases=("lsq", "LSQ"))

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from bitwright.observers.base import register_observer
-from bitwright.observers.from_scale import range_of_scale
 from bitwright.observers.histogram_base import HistogramBase
-from bitwright.observers.power_of_two import best_exponent, check_candidates
-from bitwright.observers.search_floating import refuse_floating
-from bitwright.observers.streaming import BINS, StreamingHistogram
+from bitwright.observers.search.floating import refuse_floating
+from bitwright.observers.search.power_of_two import best_exponent, check_candidates
+from bitwright.observers.search.scale_range import range_of_scale
+from bitwright.observers.state.streaming import BINS, StreamingHistogram
 from bitwright.spec import QuantSpec
 
 

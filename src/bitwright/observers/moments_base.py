@@ -5,8 +5,8 @@ from abc import abstractmethod
 from torch import Tensor
 
 from bitwright.observers.base import Observer, check_same_kind
-from bitwright.observers.moments import Moments
-from bitwright.observers.rows import as_params, as_rows
+from bitwright.observers.state.moments import Moments
+from bitwright.observers.state.rows import as_params, as_rows
 from bitwright.spec import QuantSpec
 
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from bitwright.errors import ConfigError
-from bitwright.observers.order import at_places
-from bitwright.observers.rows import BLOCK, blocks, row_min_max
+from bitwright.observers.state.ranks import at_places
+from bitwright.observers.state.rows import BLOCK, blocks, row_min_max
 
 BINS = 4096
 KEPT = 2  # values per bin

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from bitwright.errors import ConfigError
 from bitwright.numerics import scale_and_zero_point
-from bitwright.observers.samples import Samples, error
-from bitwright.observers.streaming import StreamingHistogram
+from bitwright.observers.search.samples import Samples, error
+from bitwright.observers.state.streaming import StreamingHistogram
 from bitwright.spec import QuantSpec
 
 

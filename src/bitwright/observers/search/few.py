@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from bitwright.numerics import scale_and_zero_point
-from bitwright.observers.samples import Samples, error
+from bitwright.observers.search.samples import Samples, error
 from bitwright.spec import QuantSpec
 
 FEW = 256  # values per channel

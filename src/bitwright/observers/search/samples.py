@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from bitwright.observers.streaming import StreamingHistogram
+from bitwright.observers.state.streaming import StreamingHistogram
 from bitwright.spec import QuantSpec
 
 CACHED = 1 << 16  # values per intermediate tensor

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bitwright.errors import ConfigError
 from bitwright.numerics.fp8 import BY_NAME, to_fp8
-from bitwright.observers.streaming import StreamingHistogram
+from bitwright.observers.state.streaming import StreamingHistogram
 from bitwright.spec import QuantSpec
 
 PER_OCTAVE, OCTAVES = 16, 8  # candidates of the first scan, and how far down they go
@@ -20,10 +20,7 @@ CACHED = 1 << 18  # values per intermediate tensor
 def search_floating(histogram: StreamingHistogram, spec: QuantSpec, p: float) -> tuple[Tensor, Tensor]:
     """The range (channels,) and (channels,) with the least error; a bin's values are taken at its middle."""
     lo, hi = histogram.range()
-    points, weights = histogram.exact(), None
-    if points is None:
-        counts, edges = histogram.edges()
-        points, weights = ((edges[:, 1:] + edges[:, :-1]) / 2).float(), counts.float()
+    points, weights = weighted_points(histogram)
     reach = torch.maximum(-lo, hi).clamp(min=0.0)
     best, top = torch.full_like(reach, torch.inf, dtype=torch.float64), reach.clone()
     wide, step = PER_OCTAVE * OCTAVES + 1, 1 / PER_OCTAVE
@@ -31,13 +28,23 @@ def search_floating(histogram: StreamingHistogram, spec: QuantSpec, p: float) ->
         around = top
         for part in octaves:
             tried = torch.minimum(reach, around * 2.0**-part)
-            cost = _error(points, weights, tried, spec, p)
+            cost = floating_error(points, weights, tried, spec, p)
             better = cost < best * (1 - 1e-6)
             best, top = torch.where(better, cost, best), torch.where(better, tried, top)
     return torch.maximum(lo, -top).clamp(max=0.0), torch.minimum(hi, top).clamp(min=0.0)
 
 
-def _error(points: Tensor, weights: Tensor | None, top: Tensor, spec: QuantSpec, p: float) -> Tensor:
+def weighted_points(histogram: StreamingHistogram) -> tuple[Tensor, Tensor | None]:
+    """Kept values, each counting once, or the middles of bins and how often they come."""
+    values = histogram.exact()
+    if values is not None:
+        return values, None
+    counts, edges = histogram.edges()
+    return ((edges[:, 1:] + edges[:, :-1]) / 2).float(), counts.float()
+
+
+def floating_error(points: Tensor, weights: Tensor | None, top: Tensor, spec: QuantSpec, p: float) -> Tensor:
+    """Sum of the error to the power ``p`` for one range [-top, top] of each channel."""
     kind, rows = BY_NAME[spec.format.name], max(1, CACHED // points.shape[1])
     scale = (top / kind.top).clamp(min=torch.finfo(torch.float32).tiny).unsqueeze(1)
     costs = torch.empty_like(top, dtype=torch.float64)

@@ -20,8 +20,8 @@ from torch import Tensor
 from torch.nn.functional import embedding_bag
 
 from bitwright.numerics import scale_and_zero_point
-from bitwright.observers.samples import Samples, error
-from bitwright.observers.tables import COLUMNS, TINY, error_table
+from bitwright.observers.search.samples import Samples, error
+from bitwright.observers.search.tables import COLUMNS, TINY, error_table
 from bitwright.spec import QuantSpec
 
 ROWS = 1 << 13  # of a table, at most

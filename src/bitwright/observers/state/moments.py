@@ -6,7 +6,7 @@ n = nA + nB,  d = meanB - meanA,  mean = meanA + d·nB/n,  M2 = M2A + M2B + d²�
 import torch
 from torch import Tensor
 
-from bitwright.observers.rows import BLOCK, blocks, row_min_max
+from bitwright.observers.state.rows import BLOCK, blocks, row_min_max
 
 
 class Moments:

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
-from bitwright.observers.samples import Samples, error, split_ends
-from bitwright.observers.streaming import StreamingHistogram
-from bitwright.observers.tables import COLUMNS, TINY, Candidate, cost_table
+from bitwright.observers.search.samples import Samples, error, split_ends
+from bitwright.observers.search.tables import COLUMNS, TINY, Candidate, cost_table
+from bitwright.observers.state.streaming import StreamingHistogram
 from bitwright.spec import QuantSpec
 
 MOST_LEVELS = 63
@@ -39,7 +39,7 @@ def search_affine(histogram: StreamingHistogram, spec: QuantSpec, p: float) -> t
         unit = torch.exp2(unit.log2().ceil()) if spec.power_of_two else unit
         samples = Samples.of_values(values * unit.reciprocal().float().unsqueeze(1), spec)
         widest, step = 1.0, 0.05 if values.shape[1] >= SMOOTH else 0.025
-        least = max(LEAST, 1 - (values.shape[1] ** (1 / p) + 1) / levels)  # as in search_kept.py
+        least = max(LEAST, 1 - (values.shape[1] ** (1 / p) + 1) / levels)  # as in kept.py
     tried = pairs(levels, (widest, least), step, spec.power_of_two)
     rows = min(1 << max(10, (ROWS_PER_STEP * levels - 1).bit_length()), ROWS if values is not None else histogram.bins)
     scale, below = torch.tensor([(s, -low) for s, low, _ in tried], dtype=torch.float64, device=unit.device).unbind(1)

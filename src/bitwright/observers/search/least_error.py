@@ -2,12 +2,12 @@
 
 Which search is taken depends on the data and the spec:
 
-- very few values, or few with many levels and an affine spec: a dense scan of their own errors (``search_few.py``);
-- kept values and a symmetric spec: tables of what a value costs (``search_kept.py``);
-- few levels and an affine spec: every scale with every zero point (``search_affine.py``);
+- very few values, or few with many levels and an affine spec: a dense scan of their own errors (``few.py``);
+- kept values and a symmetric spec: tables of what a value costs (``kept.py``);
+- few levels and an affine spec: every scale with every zero point (``affine.py``);
 - bins and a symmetric spec: all channels try the same candidates, a wide scan and a finer one around its best;
 - many levels and an affine spec: both ends shrink together, or the magnitude is cut, then each end moves by its own;
-- fp8: on the numbers of its grid (``search_floating.py``).
+- fp8: on the numbers of its grid (``floating.py``).
 """
 
 import torch
@@ -15,13 +15,13 @@ from torch import Tensor
 
 from bitwright.errors import ConfigError
 from bitwright.numerics import scale_and_zero_point
-from bitwright.observers.samples import Samples, error, split_ends
-from bitwright.observers.search_affine import MOST_LEVELS, search_affine
-from bitwright.observers.search_few import FEW, search_few
-from bitwright.observers.search_floating import search_floating
-from bitwright.observers.search_kept import search_kept
-from bitwright.observers.streaming import StreamingHistogram
-from bitwright.observers.tables import shared_errors
+from bitwright.observers.search.affine import MOST_LEVELS, search_affine
+from bitwright.observers.search.few import FEW, search_few
+from bitwright.observers.search.floating import search_floating
+from bitwright.observers.search.kept import search_kept
+from bitwright.observers.search.samples import Samples, error, split_ends
+from bitwright.observers.search.tables import shared_errors
+from bitwright.observers.state.streaming import StreamingHistogram
 from bitwright.spec import PerTensor, QuantSpec
 
 AT_ONCE = 1 << 21  # values or bins per group of channels
