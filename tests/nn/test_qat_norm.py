@@ -11,6 +11,7 @@ from torch import nn
 import bitwright as bw
 from bitwright.backends.onnxruntime import ONNXRUNTIME
 from bitwright.nn import QuantConv2d
+from bitwright.nn.fold import NormFold
 from bitwright.nn.registry import qmodule_for
 from bitwright.quantizer import TensorQuantizer
 
@@ -46,7 +47,7 @@ def build(kind, dtype, affine=True, momentum=0.1, method="LearnableFakeQuantize"
     layer = qmodule_for(type(source)).from_float(source)
     layer.input_quantizer.disable()
     layer._weight_quantizer = TensorQuantizer(f"int4 narrow channel:{layer.channel_axis}", method=method)
-    layer.fold_norm(norm)
+    layer.after = (NormFold(norm),)
     weight = layer.folded_weight()[0].detach()
     rest = [d for d in range(weight.ndim) if d != layer.channel_axis]
     layer.weight_quantizer.set_qparams(gain * weight.abs().amax(rest) / 9)  # a part of the weights is clipped
@@ -152,7 +153,7 @@ def test_running_statistics_move_as_the_norm_says(kind, momentum):
     mean, var = norm.running_mean.clone(), norm.running_var.clone()
     for step in (1, 2, 3):
         with torch.no_grad():
-            z = operator(layer, x, *layer.unfolded(norm))
+            z = operator(layer, x, *layer.unfolded())
         layer(x)
         rate = 1 / step if momentum is None else momentum
         dims = [d for d in range(z.ndim) if d != 1]
@@ -175,7 +176,7 @@ def test_no_step_of_training_reaches_frozen_statistics():
 @pytest.mark.parametrize("kind", LAYERS)
 def test_by_the_statistics_of_the_batch_itself_both_ways_are_one(kind):
     layer, norm, x = build(kind, torch.float64, momentum=1.0)
-    weight, bias = layer.unfolded(norm)
+    weight, bias = layer.unfolded()
     z = operator(layer, x, weight, bias)
     dims = [d for d in range(z.ndim) if d != 1]
     expected = layer(x)  # with momentum 1 the running statistics become the batch's, but for the unbiased variance

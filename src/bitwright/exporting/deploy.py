@@ -23,9 +23,9 @@ from bitwright.exporting.modules import (
 )
 from bitwright.graph import CapturedModel
 from bitwright.graph.capture.objects import make_results_plain
+from bitwright.graph.expression import Expression, is_constant
 from bitwright.graph.facts import copy_facts, facts, set_facts
 from bitwright.graph.names import attribute_of, put_submodule
-from bitwright.graph.passes.fold.expression import Expression
 from bitwright.nn.attention import QuantMultiheadAttention
 from bitwright.nn.functional import QuantFunction
 from bitwright.nn.layer import QuantLayer
@@ -122,7 +122,7 @@ def _deploy_function(model: CapturedModel, node: fx.Node, function: QuantFunctio
     names = ("input", "weight", "bias")
     given: dict[str, Any] = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
     weight, bias = given.get("weight"), given.get("bias")
-    constants = [n is None or Expression.possible(n) for n in (weight, bias)]
+    constants = [n is None or is_constant(n) for n in (weight, bias)]
     if not all(constants) or not isinstance(weight, fx.Node):
         return
     values: list[Any] = [None if n is None else Expression(model, n)() for n in (weight, bias)]

@@ -1,32 +1,32 @@
-"""NodeBuilder: adds nodes to a graph with the notes on them that capture makes: shape, dtype and scope."""
+"""NodeBuilder: adds nodes to a graph with the facts that capture would have noted: shape, dtype and scope."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
-import torch
 from torch import fx, nn
 
-from bitwright.graph.facts import facts, set_value
+from bitwright.graph.evaluate import ZerosEvaluator
+from bitwright.graph.facts import facts, has_facts, set_facts, set_value
 from bitwright.graph.model import CapturedModel
-from bitwright.graph.names import attribute_of, free_name
+from bitwright.graph.names import free_name
+
+_UNKNOWN = object()
 
 
 class NodeBuilder:
-    """Adds nodes before a given one, in the place of which they will stand.
-
-    The shapes are found by running each call on zeros, as the device without data takes a second to be loaded.
+    """Adds nodes before a given one, whose place they will take.
 
     Args:
         model: the model whose graph is extended.
         before: the node that the new ones come before.
-        scope: the module that the new nodes belong to; that of ``before`` where it is not given.
+        scope: the module that the new nodes belong to; by default that of ``before``.
     """
 
     def __init__(self, model: CapturedModel, before: fx.Node, scope: str | None = None) -> None:
         self.model = model
         self.before = before
         self.scope = facts(before).scope if scope is None else scope
-        self._values: dict[fx.Node, Any] = {}
+        self._evaluate = ZerosEvaluator(model)
 
     def function(self, target: Callable[..., Any], *args: Any, name: str | None = None, **kwargs: Any) -> fx.Node:
         """Call a function."""
@@ -55,28 +55,29 @@ class NodeBuilder:
     def _add(self, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str | None) -> fx.Node:
         with self.model.graph.inserting_before(self.before):
             node = self.model.graph.create_node(op, target, args, kwargs, name)
-        with torch.no_grad():
-            value = self._values[node] = self._evaluate(op, target, args, kwargs)
+        value = self._evaluate.values[node] = self._evaluate.compute(node)
         set_value(node, value, scope=self.scope)
         return node
 
-    def _evaluate(self, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if op == "get_attr":
-            return attribute_of(self.model, target)
-        given, named = fx.node.map_arg((args, kwargs), self._value)
-        if op == "call_method":
-            return getattr(given[0], target)(*given[1:], **named)
-        call = self.model.get_submodule(target) if op == "call_module" else target
-        return call(*given, **named)
 
-    def _value(self, node: fx.Node) -> Any:
-        if node not in self._values:
-            info = facts(node).tensor
-            if info is None:
-                raise ValueError(f"{node.name} is no tensor, and its value is not known")
-            device = next(self.model.parameters(), torch.empty(0)).device
-            self._values[node] = torch.zeros(info.shape, dtype=info.dtype, device=device)
-        return self._values[node]
+def describe_new(model: fx.GraphModule, nodes: Iterable[fx.Node], scope: str, replaces: tuple[str, ...]) -> None:
+    """Give ``nodes``, in the order of their computation, the facts that capture would have given them.
+
+    Args:
+        model: what they are part of.
+        nodes: those that a schedule has made.
+        scope: the module that they belong to.
+        replaces: the names of the nodes they stand for.
+    """
+    evaluate = ZerosEvaluator(model)
+    for node in nodes:
+        if not has_facts(node):
+            try:
+                value = evaluate.values[node] = evaluate.compute(node)
+            except Exception:  # whatever an operator dislikes about zeros: then nothing is known
+                value = _UNKNOWN
+            set_value(node, value, scope=scope)
+        set_facts(node, replaces=replaces)
 
 
 def module_of(node: object, model: nn.Module) -> nn.Module | None:

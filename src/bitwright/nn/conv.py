@@ -60,12 +60,6 @@ class _QuantConvTranspose(_Geometry):
         padding = _output_padding(self, x, output_size)
         return conv(x, weight, bias, self.stride, self.padding, padding, self.groups, self.dilation)
 
-    def per_output(self, values: Tensor) -> Tensor:
-        """One factor per output channel for a weight of shape (in, out / groups, …)."""
-        rest = [1] * (self.weight.ndim - 2)
-        grouped = values.reshape(self.groups, 1, -1).expand(-1, self.weight.shape[0] // self.groups, -1)
-        return grouped.reshape(self.weight.shape[0], -1, *rest)
-
     def spread(self, scale: Tensor) -> Tensor:
         """All groups share the scales along the weight's second axis."""
         return scale.repeat(self.groups) if scale.ndim else scale

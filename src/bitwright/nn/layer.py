@@ -1,15 +1,15 @@
-"""QuantLayer: a layer with a weight that quantizes both, folds a BatchNorm in, and has an int32 bias."""
+"""QuantLayer: a layer that quantizes its input and weight, computes folds with them, and has an int32 bias."""
 
 from typing import Any
 
 from torch import Tensor
 
-from bitwright.errors import ConfigError
 from bitwright.methods.learned_step import learned_step, recompute_quantized
 from bitwright.nn.bias import round_bias
+from bitwright.nn.channels import input_channels, output_channels, per_input, per_output
 from bitwright.nn.descriptors import split_descriptors
+from bitwright.nn.fold import BatchNorm, Fold, apply_all, combine
 from bitwright.nn.mixins import QuantMixin
-from bitwright.nn.norm import BatchNorm, multiplier, statistics, uses_batch
 from bitwright.quantizer import QuantDescriptor
 
 NEVER_ZERO = 2.0**-60  # added to what is divided by; far below the last bit of any real multiplier
@@ -18,12 +18,18 @@ NEVER_ZERO = 2.0**-60  # added to what is divided by; far below the last bit of 
 class QuantLayer(QuantMixin):
     """Mixed before a layer of torch, takes its constructor's arguments and ``quant_desc_input``/``quant_desc_weight``.
 
-    A BatchNorm that follows can be folded in: it stays where it is in the model (so its parameters keep their
-    names), is applied after the operator while weights are float, and multiplied into the weight once they
-    are quantized. In training it may normalise by the batch: see :mod:`bitwright.nn.norm`.
+    What stands before and after the operator can be folded in, a BatchNorm above all: see :mod:`bitwright.nn.fold`. It
+    stays where it is in the model, so its parameters keep their names. The layer applies it as it was written while its
+    weight is float, and multiplies it into the weight once that is quantized. In training a BatchNorm may normalize by
+    the batch: see :mod:`bitwright.nn.norm`.
+
+    Attributes:
+        before: what is computed on the input channels, in order.
+        after: what is computed on the output channels, in order.
     """
 
-    _folded: tuple[BatchNorm, ...] = ()
+    before: tuple[Fold, ...] = ()
+    after: tuple[Fold, ...] = ()
     quantize_bias = True
     training: bool
 
@@ -44,15 +50,8 @@ class QuantLayer(QuantMixin):
 
     @property
     def folded_norm(self) -> BatchNorm | None:
-        """The BatchNorm folded into this operator, if any."""
-        return self._folded[0] if self._folded else None
-
-    def fold_norm(self, norm: BatchNorm) -> None:
-        """Apply ``norm`` as part of this operator."""
-        if self._folded:
-            raise ConfigError(f"{type(self).__name__} has a folded norm already")
-        statistics(norm)
-        self._folded = (norm,)
+        """The BatchNorm folded in after the operator, if any."""
+        return next((fold.norm for fold in self.after if fold.norm is not None), None)
 
     def compute(self, x: Tensor, weight: Tensor, bias: Tensor | None, *args: Any, **kwargs: Any) -> Tensor:
         """The operator itself as a function of its weight and bias."""
@@ -62,24 +61,24 @@ class QuantLayer(QuantMixin):
         """Move values of the input before computing on them (pad by reflection); zeros and values only."""
         return x
 
-    def per_output(self, values: Tensor) -> Tensor:
-        """Shape one value per output channel to multiply the weight."""
-        return values.reshape([-1 if d == self.channel_axis else 1 for d in range(self.weight.ndim)])
-
     def folded_weight(self) -> tuple[Tensor, Tensor | None]:
-        """Weight and bias with the BatchNorm's running statistics multiplied in.
+        """Weight and bias with the folds multiplied in, a BatchNorm by its running statistics."""
+        weight, bias = self.weight, self.bias
+        if self.after:
+            factor, shift = combine(self.after, output_channels(self), weight)
+            weight = weight * per_output(self, factor)
+            bias = shift if bias is None else bias * factor if shift is None else bias * factor + shift
+        return self._with_inputs(weight, bias)
 
-        w' = w · γ/√(var + eps),   b' = (b - mean) · γ/√(var + eps) + β
-        """
-        norm = self.folded_norm
-        if norm is None:
-            return self.weight, self.bias
-        factor = multiplier(norm)
-        shift = -statistics(norm)[0] * factor
-        if norm.bias is not None:
-            shift = shift + norm.bias
-        bias = shift if self.bias is None else self.bias * factor + shift
-        return self.weight * self.per_output(factor), bias
+    def _with_inputs(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Multiply in what is folded before the operator:  w' = w·c,  b' = b + Σ w·d."""
+        if not self.before:
+            return weight, bias
+        factor, shift = combine(self.before, input_channels(self), weight)
+        if shift is not None:
+            moved = (weight * per_input(self, shift)).flatten(1).sum(1)
+            bias = moved if bias is None else bias + moved
+        return weight * per_input(self, factor), bias
 
     def bias_scale(self) -> Tensor | None:
         """The scale of the int32 bias, input scale times weight scale, or None where the bias stays float."""
@@ -97,17 +96,18 @@ class QuantLayer(QuantMixin):
         """Repeat a weight scale so that there is one for each output channel."""
         return scale
 
-    def unfolded(self, norm: BatchNorm) -> tuple[Tensor, Tensor | None]:
-        """Quantized weight and bias for a BatchNorm that is applied after: quantize(w·c)/c, with c = γ/√(var + eps)."""
+    def unfolded(self) -> tuple[Tensor, Tensor | None]:
+        """Quantized weight and bias for folds that are applied after:  quantize(w·c)/c, with c their factor."""
         quantizer = self.weight_quantizer
-        factor = multiplier(norm) + NEVER_ZERO
+        original, bias = self._with_inputs(self.weight, self.bias)
+        factor = combine(self.after, output_channels(self), original)[0] + NEVER_ZERO
         weight = None
         if not quantizer.observes and quantizer.method.axis == self.channel_axis:
-            weight = learned_step(quantizer.method, self.weight, factor)
+            weight = learned_step(quantizer.method, original, factor)
         if weight is None:
-            factor = self.per_output(factor)
-            weight = quantizer(self.weight * factor) / factor
-        return weight, self.bias
+            factor = per_output(self, factor)
+            weight = quantizer(original * factor) / factor
+        return weight, bias
 
     def deploy(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Weight and bias as the deployed file has them (dequantized).
@@ -122,15 +122,17 @@ class QuantLayer(QuantMixin):
 
     def forward(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Compute the operator on the quantized input with the quantized weight."""
+        if not self.weight_quantizer.quantizes:
+            return self._forward_float(input, *args, **kwargs)
         x = self.arrange(self.input_quantizer(input))
-        norm = self.folded_norm
-        if self.weight_quantizer.quantizes:
-            batch = norm if norm is not None and uses_batch(norm) else None
-            constants = self.deploy(*self.folded_weight()) if batch is None else self.unfolded(batch)
-            with recompute_quantized():
-                out = self.compute(x, *constants, *args, **kwargs)
-            return out if batch is None else batch(out)
+        by_batch = any(fold.by_batch for fold in self.after)
+        constants = self.unfolded() if by_batch else self.deploy(*self.folded_weight())
+        with recompute_quantized():
+            out = self.compute(x, *constants, *args, **kwargs)
+        return apply_all(self.after, out) if by_batch else out
+
+    def _forward_float(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        x = self.arrange(self.input_quantizer(apply_all(self.before, input)))
         if self.weight_quantizer.observes:
             self.weight_quantizer(self.folded_weight()[0])
-        out = self.compute(x, self.weight, self.bias, *args, **kwargs)
-        return out if norm is None else norm(out)
+        return apply_all(self.after, self.compute(x, self.weight, self.bias, *args, **kwargs))

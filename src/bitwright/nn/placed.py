@@ -15,8 +15,6 @@ class PlacedQuantizer:
     so the quantizer appears once in the model's state.
     """
 
-    __slots__ = ("quantizer",)
-
     def __init__(self, quantizer: TensorQuantizer) -> None:
         self.quantizer = quantizer
 

@@ -402,7 +402,7 @@ def test_norms_on_both_sides_in_training():
     model = bw.prepare(net, x, WIDE)
     bw.calibrate(model, [x])
     with torch.no_grad():
-        weight, bias = model.a.unfolded(model.n)
+        weight, bias = model.a.unfolded()
         assert torch.allclose(F.linear(x, weight, bias), net.a(net.m(x)), atol=2e-3)
         out = net.n.train()(net.a(net.m(x)))
         assert torch.allclose(copy.deepcopy(net.n)(F.linear(x, weight, bias)), out, atol=1e-2)

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from bitwright.graph.expression import is_constant
 from bitwright.graph.facts import facts, shape_of
-from bitwright.graph.passes.fold.expression import Expression
 from bitwright.nn.operators import operator_of
 
 Known = tuple[int | None, ...]  # a size for each dimension; None where it may change with the input
@@ -64,7 +64,7 @@ class Sizes:
             return self._broadcast(node, shape)
         if kind.weight:
             weight = node.kwargs.get("weight", node.args[1] if len(node.args) > 1 else None)
-            fixed = node.op == "call_module" or Expression.possible(weight)
+            fixed = node.op == "call_module" or is_constant(weight)
             return self._after_layer(kind.name, shape) if fixed else nothing
         found: Known | None = None
         if kind.name == "reshape" and node.target in ("reshape", "view", torch.reshape):

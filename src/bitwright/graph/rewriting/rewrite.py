@@ -7,7 +7,7 @@ from typing import Any
 from torch import fx
 
 from bitwright.errors import ConfigError, ScheduleError, suggest
-from bitwright.graph.derive import describe_new
+from bitwright.graph.build import describe_new
 from bitwright.graph.effects import remove_unused
 from bitwright.graph.facts import facts, inherit_facts
 from bitwright.graph.match.find import Match, Matcher, is_in_graph

@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch import fx
 
+from bitwright.graph.expression import Expression, is_constant
 from bitwright.graph.facts import is_floating, shape_of
 from bitwright.graph.model import CapturedModel
-from bitwright.graph.passes.fold.expression import Expression
+from bitwright.graph.walks import needed_for
 from bitwright.nn.attention_parts import add_mask
 
 ARITHMETIC: dict[Any, Callable[..., Any]] = {
@@ -27,11 +28,7 @@ def read_constant(node: fx.Node) -> tuple[fx.Node, Any, bool] | None:
     for first in (False, True):
         constant, tensor = node.args if first else node.args[::-1]
         number = isinstance(constant, int | float) and not isinstance(constant, bool)
-        if (
-            isinstance(tensor, fx.Node)
-            and (number or Expression.possible(constant))
-            and not Expression.possible(tensor)
-        ):
+        if isinstance(tensor, fx.Node) and (number or is_constant(constant)) and not is_constant(tensor):
             return tensor, constant, first
     return None
 
@@ -43,13 +40,9 @@ def as_constant(model: CapturedModel, constant: Any) -> Expression | float:
 
 def why_not_constant(constant: Any, written: set[str]) -> str | None:
     """Why a constant operand may have another value by the time it is used, or None."""
-    waiting = [constant] if isinstance(constant, fx.Node) else []
-    while waiting:
-        node = waiting.pop()
-        if node.op == "get_attr" and str(node.target) in written:
-            return f"the model writes into {node.target}"
-        waiting += node.all_input_nodes
-    return None
+    read = needed_for([constant]) if isinstance(constant, fx.Node) else []
+    targets = [str(node.target) for node in read if node.op == "get_attr"]
+    return next((f"the model writes into {target}" for target in targets if target in written), None)
 
 
 def why_not_per_channel(constant: Any, tensor: fx.Node, axis: int) -> str | None:

@@ -17,12 +17,13 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from bitwright.graph.build import argument, module_of, replace
-from bitwright.graph.facts import facts, shape_of
+from bitwright.graph.expression import Expression, is_constant
+from bitwright.graph.facts import facts
 from bitwright.graph.model import CapturedModel
-from bitwright.graph.passes.fold.expression import Expression
-from bitwright.graph.passes.fold.shuffle import before_moves, channel_order
-from bitwright.graph.passes.fold.stand_in import NORMS, FunctionNorm, ShuffledNorm
+from bitwright.graph.passes.fold.shuffle import channel_order, only_moves
 from bitwright.graph.rewriting.schedule import register_schedule
+from bitwright.graph.walks import back_through
+from bitwright.nn.fold import NORMS, Fold, FunctionFold, NormFold, ShuffledFold
 from bitwright.nn.layer import QuantLayer
 
 _FUNCTIONS = (F.batch_norm, torch.batch_norm)
@@ -52,11 +53,12 @@ def fold_batchnorm(model: CapturedModel) -> list[str]:
             notes.append(f"not folded: {name}, {found}")
             continue
         before, order = found
-        norm = module_of(node, model) or _function_norm(model, node)
+        module = module_of(node, model)
+        norm = NormFold(module) if isinstance(module, NORMS) else _function_fold(model, node)
         if reason := _why_not(model, together, norm, before, calls[before.target], order):
             notes.append(f"not folded: {name}, {reason}")
             continue
-        _fold(model.get_submodule(str(before.target)), norm, order)
+        _fold(model.get_submodule(str(before.target)), norm, order)  # pyrefly: ignore
         for call in together:
             replace(call, argument(call, 0, "input"))
         through = "" if order is None else " through the channel shuffle between them"
@@ -73,8 +75,8 @@ def _find_layer(
         return "what it normalises is not known"
     if _is_layer(model, start):
         return start, None
-    before = before_moves(start, modules)
-    order = channel_order(before, node, modules) if _is_layer(model, before) else None
+    *_, before = back_through(start, lambda n: only_moves(n, modules))
+    order = channel_order(before, start, model) if _is_layer(model, before) else None
     if order is None:
         name = start.target if start.op == "call_module" else start.name
         return f"{name} before it is not a quantized layer with a weight"
@@ -86,30 +88,30 @@ def _is_layer(model: CapturedModel, node: fx.Node) -> bool:
     return isinstance(layer, QuantLayer) and hasattr(layer, "weight")
 
 
-def _function_norm(model: CapturedModel, node: fx.Node) -> FunctionNorm | str:
-    """What stands for a call of ``F.batch_norm``, or why nothing can."""
+def _function_fold(model: CapturedModel, node: fx.Node) -> FunctionFold | str:
+    """A call of ``F.batch_norm`` as a fold, or why it is not one."""
     if argument(node, 5, "training", False) is not False:
         return "it normalises by the statistics of the batch"
     tensors: dict[str, Expression | None] = {}
     for name, place in _TENSORS.items():
         given = argument(node, place, name)
-        if given is not None and not Expression.possible(given):
+        if given is not None and not is_constant(given):
             return f"its {name} is computed from the input"
         tensors[name] = None if given is None else Expression(model, given)
-    if tensors["running_mean"] is None or tensors["running_var"] is None:
+    mean, var, weight, bias = tensors.values()
+    if mean is None or var is None:
         return "it has no running statistics"
     momentum, eps = argument(node, 6, "momentum", 0.1), argument(node, 7, "eps", 1e-5)
     if isinstance(momentum, fx.Node) or isinstance(eps, fx.Node):
         return "its momentum or eps is computed"
-    channels = (shape_of(node) or (0, 0))[1]
-    owner = tensors["running_mean"].owner()
-    return FunctionNorm(tensors, channels, eps, getattr(owner, "momentum", momentum))
+    owner = mean.owner if isinstance(mean.owner, NORMS) else None
+    return FunctionFold(mean, var, weight, bias, getattr(owner, "momentum", momentum), eps, owner)
 
 
 def _why_not(
     model: CapturedModel,
     together: list[fx.Node],
-    norm: nn.Module | str | None,
+    norm: Fold | str,
     before: fx.Node,
     layer_calls: list[fx.Node],
     order: list[int] | None,
@@ -117,11 +119,11 @@ def _why_not(
     layer = model.get_submodule(str(before.target))
     if isinstance(norm, str):
         return norm
-    if norm is None or norm.running_mean is None:
+    if isinstance(norm, NormFold) and norm.module.running_mean is None:
         return "it has no running statistics"
     if any(facts(call).written for call in together):
         return "it shares memory with a tensor that is written to in place"
-    if layer.folded_norm is not None:  # pyrefly: ignore
+    if layer.after:  # pyrefly: ignore
         return f"{before.target} before it has a norm folded in already"
     if order is None and len(before.users) > 1:
         return f"{before.target} before it has {len(before.users)} users"
@@ -138,9 +140,5 @@ def _go_together(norms: list[fx.Node], layers: list[fx.Node]) -> bool:
     return {argument(n, 0, "input") for n in norms} == set(layers) and all(len(layer.users) == 1 for layer in layers)
 
 
-def _fold(layer: nn.Module, norm: nn.Module | str | None, order: list[int] | None) -> None:
-    if order is not None:
-        norm = ShuffledNorm(norm, order)  # pyrefly: ignore
-    if isinstance(norm, FunctionNorm | ShuffledNorm):
-        layer.add_module("folded_stand_in", norm.train(layer.training))
-    layer.fold_norm(norm)  # pyrefly: ignore
+def _fold(layer: QuantLayer, norm: Fold, order: list[int] | None) -> None:
+    layer.after = (norm if order is None else ShuffledFold(norm, torch.tensor(order)),)

@@ -15,7 +15,9 @@ smallest stay:  ``fold_before: {spread: 100}``.
 """
 
 from collections import Counter
+from typing import Any
 
+import torch
 from torch import fx, nn
 
 from bitwright.graph.build import argument, module_of, replace
@@ -28,12 +30,14 @@ from bitwright.graph.passes.fold.constants import (
     why_not_constant,
     why_not_per_channel,
 )
-from bitwright.graph.passes.fold.input_norm import can_fold_input, fold_input, shift_stays_out, spread_of
-from bitwright.graph.passes.fold.stand_in import NORMS, Affine, Step
 from bitwright.graph.purity import written_attributes
 from bitwright.graph.rewriting.schedule import register_schedule
+from bitwright.nn.channels import channel_axis, input_channels
+from bitwright.nn.fold import NORMS, ArithmeticFold, Fold, NormFold
 from bitwright.nn.functional import QuantFunction
 from bitwright.nn.layer import QuantLayer
+
+_OURS = ("bitwright.nn.conv", "bitwright.nn.linear")  # layers whose forward applies what is folded before them
 
 
 @register_schedule("fold_before", stage="fuse", after=("fold_batchnorm", "fold_scale"))
@@ -62,12 +66,12 @@ def fold_before(model: CapturedModel, spread: float = 8.0) -> list[str]:
                 notes.append(f"not folded: {name} into {node.target}, {reason}")
                 break
             tensor = argument(before, 0, "input") if found is None else found[0]
-            folded = norm if found is None else _affine(model, layer, before, found)
-            ratio = spread_of(folded)  # pyrefly: ignore
+            fold = NormFold(norm) if isinstance(norm, NORMS) else _arithmetic(model, layer, before, found)
+            ratio = _spread(fold, layer)
             if ratio > spread:
                 notes.append(f"not folded: {name} into {node.target}, its factors differ {ratio:.0f} times")
                 break
-            fold_input(layer, folded)  # pyrefly: ignore
+            layer.before = (fold, *layer.before)
             replace(before, tensor)
             notes.append(f"folded {name} into {node.target} after it")
     return notes
@@ -87,27 +91,42 @@ def _why_not(
         return f"it has {len(before.users)} users"
     if facts(before).written or facts(node).written:
         return "it shares memory with a tensor that is written to in place"
-    if not can_fold_input(layer):
-        return f"{type(layer).__name__} is no layer of ours"
-    axis = -1 if isinstance(layer, nn.Linear) else 1 - layer.weight.ndim
+    if type(layer).__module__ not in _OURS:
+        return f"{type(layer).__name__} is not one of Bitwright's layers"
+    axis = channel_axis(layer)
     if found is None:
         if norm is None or norm.running_mean is None:
             return "it has no running statistics"
         if len(shape_of(before) or ()) + axis != 1:
             return "it normalises another axis than the one the layer sums over"
-        return shift_stays_out(layer)
+        return _why_no_shift(layer)
     tensor, constant, first = found
     kind = ARITHMETIC[before.target].__name__
     if kind == "div" and first:
         return "it divides by the layer's input"
     if facts(before).tensor != facts(tensor).tensor:
         return "the constant changes the shape or type of the result"
-    return why_not_per_channel(constant, tensor, axis) or (shift_stays_out(layer) if kind in ("add", "sub") else None)
+    return why_not_per_channel(constant, tensor, axis) or (_why_no_shift(layer) if kind in ("add", "sub") else None)
 
 
-def _affine(model: CapturedModel, layer: QuantLayer, before: fx.Node, found: tuple[fx.Node, object, bool]) -> Affine:
-    """A sum or product with a constant as something that a layer can fold in."""
-    axis = -1 if isinstance(layer, nn.Linear) else 1 - layer.weight.ndim
-    affine = Affine(None, layer, (shape_of(before) or ())[axis])
-    affine.add(Step(ARITHMETIC[before.target], as_constant(model, found[1]), found[2], axis))
-    return affine
+def _arithmetic(model: CapturedModel, layer: QuantLayer, before: fx.Node, found: Any) -> ArithmeticFold:
+    """A sum or product with a constant as a fold."""
+    return ArithmeticFold(ARITHMETIC[before.target], as_constant(model, found[1]), found[2], channel_axis(layer))
+
+
+def _spread(fold: Fold, layer: QuantLayer) -> float:
+    """How many times its smallest factor the largest factor of a fold is; those that are zero do not count."""
+    with torch.no_grad():
+        factors = fold.affine(input_channels(layer), layer.weight)[0].abs()
+    factors = factors[factors > 0]
+    return float(factors.max() / factors.min()) if len(factors) else 1.0
+
+
+def _why_no_shift(layer: Any) -> str | None:
+    """Why a shift of the input is not the same shift for every output of a layer, or None."""
+    if isinstance(layer, nn.Linear):
+        return None
+    if layer.transposed:
+        return "a transposed convolution does not see its shift at every place alike"
+    padded = layer.padding == "same" or (layer.padding != "valid" and any(layer.padding))
+    return "the layer pads with zeros, which it would shift" if padded and layer.padding_mode == "zeros" else None

@@ -22,10 +22,10 @@ from bitwright.graph.passes.fold.constants import (
     why_not_constant,
     why_not_per_channel,
 )
-from bitwright.graph.passes.fold.stand_in import Affine, Step
 from bitwright.graph.passes.simplify.merge_reshapes import permutation
 from bitwright.graph.purity import written_attributes
 from bitwright.graph.rewriting.schedule import register_schedule
+from bitwright.nn.fold import ArithmeticFold
 from bitwright.nn.functional import QuantFunction
 from bitwright.nn.layer import QuantLayer
 from bitwright.nn.operators import operator_of
@@ -51,8 +51,9 @@ def fold_scale(model: CapturedModel) -> list[str]:
         if reason:
             notes.append(f"not folded: {node.name} into {before.target}, {reason}")
             continue
-        step = Step(ARITHMETIC[node.target], as_constant(model, constant), first, _channel_axis(before, modules))
-        _affine_of(layer).add(step)
+        value = as_constant(model, constant)
+        fold = ArithmeticFold(ARITHMETIC[node.target], value, first, _channel_axis(before, modules))
+        layer.after = (*layer.after, fold)
         replace(node, tensor)
         notes.append(f"folded {node.name} into {before.target}")
     return notes
@@ -107,15 +108,3 @@ def _why_not(
     if facts(node).tensor != facts(tensor).tensor:
         return "the constant changes the shape or type of the result"
     return why_not_per_channel(constant, tensor, axis)
-
-
-def _affine_of(layer: QuantLayer) -> Affine:
-    """What a layer applies after itself: the one there is, or a new one around the norm it has folded."""
-    norm = layer.folded_norm
-    if isinstance(norm, Affine):
-        return norm
-    channels = layer.out_features if isinstance(layer, nn.Linear) else layer.out_channels  # pyrefly: ignore
-    affine = Affine(norm, layer, channels)
-    layer.add_module("folded_affine", affine.train(layer.training))  # pyrefly: ignore
-    layer._folded = (affine,)
-    return affine

@@ -6,12 +6,10 @@ is computed of them stays as it is; the option ``persistent`` folds buffers like
 ``fold_constants: {persistent: true}``.
 """
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
 from torch import fx, nn
 
+from bitwright.graph.evaluate import Evaluator
 from bitwright.graph.facts import copy_facts, facts
 from bitwright.graph.model import CapturedModel
 from bitwright.graph.names import attribute_of, free_name
@@ -41,51 +39,32 @@ def fold_constants(model: CapturedModel, persistent: bool = False) -> list[str]:
             constant.add(node)
         elif all(n in constant or n in held_back for n in inputs):
             held_back[node] = next(held_back[n] for n in inputs if n in held_back)
-    folder = _Folder(model)
+    evaluate = Evaluator(model)
     notes = []
     for node in list(model.graph.nodes):
         if node.op == "get_attr" or facts(node).tensor is None:
             continue
         leads_on = [user for user in node.users if user not in constant]
         if node in constant and leads_on:
-            notes.append(folder.fold(node))
+            notes.append(_fold(model, node, evaluate))
         elif held_back.get(node, "").startswith("buffer") and any(u not in held_back for u in node.users):
             notes.append(f"not folded: {node.name}, {held_back[node]}")
     return notes
 
 
-class _Folder:
-    """Evaluates constant nodes, each once, and puts buffers in their places."""
-
-    def __init__(self, model: CapturedModel) -> None:
-        self.model = model
-        self.values: dict[fx.Node, Any] = {}
-
-    def fold(self, node: fx.Node) -> str:
-        """Replace one node by a buffer."""
-        with torch.no_grad():
-            value = self.value(node)
-        if value.numel() > LARGEST:
-            return f"not folded: {node.name}, its result has {value.numel()} values"
-        name = free_name(self.model, f"constant_{node.name}")
-        self.model.register_buffer(name, value.detach().clone(), persistent=False)
-        with self.model.graph.inserting_before(node):
-            buffer = self.model.graph.create_node("get_attr", name, (), {})
-        copy_facts(node, buffer)
-        node.replace_all_uses_with(buffer)
-        return f"computed {node.name} once"
-
-    def value(self, node: fx.Node) -> Any:
-        """The value of a constant node."""
-        if node not in self.values:
-            args, kwargs = fx.node.map_arg((node.args, node.kwargs), self.value)
-            if node.op == "get_attr":
-                value: Any = attribute_of(self.model, str(node.target))
-            else:
-                call: Callable[..., Any] = node.target if callable(node.target) else getattr(args[0], node.target)
-                value = call(*(args if callable(node.target) else args[1:]), **kwargs)
-            self.values[node] = value
-        return self.values[node]
+def _fold(model: CapturedModel, node: fx.Node, evaluate: Evaluator) -> str:
+    """Replace one node by a buffer."""
+    with torch.no_grad():
+        value = evaluate(node)
+    if value.numel() > LARGEST:
+        return f"not folded: {node.name}, its result has {value.numel()} values"
+    name = free_name(model, f"constant_{node.name}")
+    model.register_buffer(name, value.detach().clone(), persistent=False)
+    with model.graph.inserting_before(node):
+        buffer = model.graph.create_node("get_attr", name, (), {})
+    copy_facts(node, buffer)
+    node.replace_all_uses_with(buffer)
+    return f"computed {node.name} once"
 
 
 def _why_changing(model: CapturedModel, node: fx.Node, written: set[str], persistent: bool) -> str | None:

@@ -1,4 +1,4 @@
-"""Expression: a tensor computed of parameters and buffers only, evaluated anew each time, as they train."""
+"""Expression: a tensor computed from parameters and buffers only, evaluated anew each time, since they train."""
 
 import operator
 from typing import Any
@@ -6,10 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from bitwright.graph.evaluate import call_target
 from bitwright.graph.facts import facts
-from bitwright.graph.model import CapturedModel
+from bitwright.graph.walks import needed_for
 
-# What may be computed of constants: each of these only depends on its arguments.
+# What may be computed from constants: each of these depends on its arguments alone.
 _FUNCTIONS = {
     *(operator.add, operator.sub, operator.mul, operator.truediv, operator.neg, operator.pow, operator.getitem),
     *(torch.add, torch.sub, torch.mul, torch.div, torch.neg, torch.pow, torch.sqrt, torch.rsqrt, torch.exp),
@@ -23,30 +24,41 @@ _METHODS = {
 }
 
 
-class Expression:
-    """The value of a node that no input reaches.
+def is_constant(node: object) -> bool:
+    """Whether a node is computed from parameters and buffers only, by functions of which that is known."""
+    if not isinstance(node, fx.Node):
+        return False
+    allowed = True
 
-    It refers to the modules that own its parameters, and does not own them: names stay as they are, and a value that
-    is trained, loaded or moved is seen.
+    def enters(needed: fx.Node) -> bool:
+        nonlocal allowed
+        allowed = allowed and _is_allowed(needed)
+        return allowed
+
+    needed_for([node], enters)
+    return allowed
+
+
+def _is_allowed(node: fx.Node) -> bool:
+    if facts(node).written:
+        return False
+    if node.op == "get_attr":
+        return True
+    known = _FUNCTIONS if node.op == "call_function" else _METHODS if node.op == "call_method" else ()
+    return node.target in known and bool(node.all_input_nodes)
+
+
+class Expression:
+    """The value of a node of which :func:`is_constant` is true.
+
+    It refers to the modules that own its parameters and does not own them: names stay as they are, and it sees a value
+    that is trained, loaded or moved.
     """
 
-    def __init__(self, model: CapturedModel, node: fx.Node) -> None:
-        order = _needed(node)
+    def __init__(self, model: nn.Module, node: fx.Node) -> None:
+        order = needed_for([node])
         place = {n: i for i, n in enumerate(order)}
-        self.name = str(node.target) if node.op == "get_attr" else node.name
-        self.steps = [_step(model, n, place) for n in order]
-
-    @staticmethod
-    def possible(node: object) -> bool:
-        """Whether a node is of this kind."""
-        if not isinstance(node, fx.Node) or facts(node).written:
-            return False
-        if node.op == "get_attr":
-            return True
-        known = (node.op == "call_function" and node.target in _FUNCTIONS) or (
-            node.op == "call_method" and node.target in _METHODS
-        )
-        return known and bool(node.all_input_nodes) and all(Expression.possible(n) for n in node.all_input_nodes)
+        self.steps = tuple(_step(model, n, place) for n in order)
 
     def __call__(self) -> Tensor:
         """Evaluate."""
@@ -54,15 +66,13 @@ class Expression:
         for owner, target, args, kwargs in self.steps:
             if owner is not None:
                 values.append(getattr(owner, target))
-                continue
-            given, named = _put_in(args, values), _put_in(kwargs, values)
-            values.append(
-                getattr(given[0], target)(*given[1:], **named) if isinstance(target, str) else target(*given, **named)
-            )
+            else:
+                values.append(call_target(target, _put_in(args, values), _put_in(kwargs, values)))
         return values[-1]
 
+    @property
     def owner(self) -> nn.Module | None:
-        """The module that has this tensor, where it is read as it is."""
+        """The module that has this tensor, if it is read as it is."""
         return self.steps[0][0] if len(self.steps) == 1 else None
 
 
@@ -73,19 +83,7 @@ class _Place:
         self.index = index
 
 
-def _needed(node: fx.Node) -> list[fx.Node]:
-    found: dict[fx.Node, None] = {}
-
-    def visit(n: fx.Node) -> None:
-        for before in n.all_input_nodes:
-            visit(before)
-        found.setdefault(n)
-
-    visit(node)
-    return list(found)
-
-
-def _step(model: CapturedModel, node: fx.Node, place: dict[fx.Node, int]) -> tuple[Any, Any, Any, Any]:
+def _step(model: nn.Module, node: fx.Node, place: dict[fx.Node, int]) -> tuple[Any, Any, Any, Any]:
     if node.op == "get_attr":
         owner, _, name = str(node.target).rpartition(".")
         return model.get_submodule(owner), name, (), {}

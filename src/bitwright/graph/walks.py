@@ -1,0 +1,56 @@
+"""Walks through a graph: back to where values come from, on to who reads them, and all that a value depends on."""
+
+from collections.abc import Callable, Iterable, Iterator
+
+from torch import fx
+
+from bitwright.graph.facts import facts
+
+
+def first_input(node: fx.Node) -> fx.Node | None:
+    """The tensor that a call computes on: its first argument, or the one named ``input``."""
+    given = node.args[0] if node.args else node.kwargs.get("input")
+    return given if isinstance(given, fx.Node) else None
+
+
+def back_through(node: fx.Node, passes: Callable[[fx.Node], bool]) -> Iterator[fx.Node]:
+    """A node, the one its values come from, and so on, up to the first that does not pass its first input on."""
+    before: fx.Node | None = node
+    while before is not None:
+        yield before
+        before = first_input(before) if passes(before) else None
+
+
+def value_readers(node: fx.Node) -> list[fx.Node]:
+    """The nodes that read a tensor's values, and not only its size."""
+    return [user for user in node.users if not facts(user).plain]
+
+
+def needed_for(ends: Iterable[fx.Node], enters: Callable[[fx.Node], bool] = lambda _: True) -> list[fx.Node]:
+    """All that ``ends`` are computed from, themselves included, each after what it reads.
+
+    Args:
+        ends: where the walk begins.
+        enters: whether a node belongs to the walk; what is behind one that does not is not looked at.
+    """
+    found: dict[fx.Node, None] = {}
+    waiting = [(node, False) for node in ends]
+    while waiting:
+        node, inputs_done = waiting.pop()
+        if inputs_done:
+            found[node] = None
+        elif node not in found and enters(node):
+            waiting.append((node, True))
+            waiting += [(n, False) for n in node.all_input_nodes]
+    return list(found)
+
+
+def reached_from(start: fx.Node, step: Callable[[fx.Node], Iterable[fx.Node]]) -> list[fx.Node]:
+    """Every node that can be reached from ``start`` by going where ``step`` leads, itself included."""
+    found, waiting = {start: None}, [start]
+    while waiting:
+        for node in step(waiting.pop()):
+            if node not in found:
+                found[node] = None
+                waiting.append(node)
+    return list(found)
