@@ -6,18 +6,18 @@ import stat
 import pytest
 
 from bitwright.errors import ConfigError
-from bitwright.files import check_output, whole_file
+from bitwright.files import atomic_write, check_output
 
 
 def test_a_file_appears_when_all_went_well(tmp_path):
     target = tmp_path / "new" / "folder" / "model.onnx"
-    with whole_file(target) as partial:
+    with atomic_write(target) as partial:
         assert partial.parent == target.parent
         assert partial.suffix == ".onnx"
         partial.write_text("first")
         assert not target.exists()
     assert target.read_text() == "first"
-    with whole_file(str(target)) as partial:
+    with atomic_write(str(target)) as partial:
         partial.write_text("second")
         assert target.read_text() == "first"
     assert target.read_text() == "second"
@@ -32,7 +32,7 @@ def test_a_failure_leaves_nothing(tmp_path, error, existing):
         target.write_text("old")
 
     def fail():
-        with whole_file(target) as partial:
+        with atomic_write(target) as partial:
             partial.write_text("half of it")
             raise error
 
@@ -44,7 +44,7 @@ def test_a_failure_leaves_nothing(tmp_path, error, existing):
 
 
 def test_the_writer_may_remove_its_file(tmp_path):
-    with pytest.raises(FileNotFoundError), whole_file(tmp_path / "x.bin") as partial:
+    with pytest.raises(FileNotFoundError), atomic_write(tmp_path / "x.bin") as partial:
         partial.unlink()
     assert os.listdir(tmp_path) == []
 
@@ -53,7 +53,7 @@ def test_the_writer_may_remove_its_file(tmp_path):
 def test_permissions_follow_the_umask(tmp_path, mask, mode):
     before = os.umask(mask)
     try:
-        with whole_file(tmp_path / "x.txt") as partial:
+        with atomic_write(tmp_path / "x.txt") as partial:
             partial.write_text("x")
         assert os.umask(mask) == mask
     finally:
@@ -63,7 +63,7 @@ def test_permissions_follow_the_umask(tmp_path, mask, mode):
 
 def test_relative_paths(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with whole_file("here.txt") as partial:
+    with atomic_write("here.txt") as partial:
         partial.write_text("x")
     assert os.listdir(tmp_path) == ["here.txt"]
 
@@ -87,6 +87,6 @@ def test_a_read_only_folder_is_refused_before_any_work(tmp_path, monkeypatch):
     for name in ("new.onnx", "old.onnx", "sub/new.onnx"):
         with pytest.raises(ConfigError, match=f"{name}' cannot be written: .* is read-only"):
             check_output(tmp_path / name)
-        with pytest.raises(ConfigError, match="is read-only"), whole_file(tmp_path / name):
+        with pytest.raises(ConfigError, match="is read-only"), atomic_write(tmp_path / name):
             pytest.fail("nothing may be done")
     assert os.listdir(tmp_path) == ["old.onnx"]

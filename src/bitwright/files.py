@@ -27,7 +27,7 @@ def check_output(path: str | os.PathLike[str], *, overwrite: bool = True) -> Pat
 
 
 @contextmanager
-def whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
+def atomic_write(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Yield a temporary path beside ``path``; it takes the name ``path`` only if all went well."""
     target = check_output(path)
     target.parent.mkdir(parents=True, exist_ok=True)

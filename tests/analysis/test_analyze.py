@@ -123,7 +123,7 @@ def test_output_sqnr_is_that_of_the_whole_model_up_to_the_layer(net, model):
     batches = [torch.randn(3, 3, 8, 8), 2 * torch.randn(2, 3, 8, 8)]
     stats = by_name(analyze(model, batches))
     float_relu = seen_by(net.relu, net, batches)
-    quantized_relu = seen_by(model.activation_quantizers.relu, model, batches)
+    quantized_relu = seen_by(model.bitwright.quantizers.relu, model, batches)
     wanted = expected_db(list(zip(float_relu, quantized_relu, strict=True)))
     # The convolution, its BatchNorm and its activation are one operator on the target.
     assert stats["conv1"].output.sqnr == pytest.approx(wanted, abs=1e-6)
@@ -160,7 +160,7 @@ def test_weight_of_a_function(net, model):
 def test_clipped_share_and_histogram(net, model):
     batches = [3 * torch.randn(4, 3, 8, 8) for _ in range(3)]
     stats = by_name(analyze(model, batches))
-    quantizer = model.activation_quantizers.x
+    quantizer = model.bitwright.quantizers.x
     lo, hi = (float(v) for v in quantizer.range())
     values, half = torch.cat([b.flatten() for b in batches]), float(quantizer.scale) / 2
     assert stats["x"].operator == "input"
@@ -218,7 +218,7 @@ def test_islands_and_layers_outside_of_graphs():
     assert stats["fc"].input.histogram is not None
     pairs = zip(
         seen_by(original.body[1], original, [batch]),
-        seen_by(model.body.activation_quantizers.get_submodule("_1"), model, [batch]),
+        seen_by(model.body.bitwright.quantizers.get_submodule("_1"), model, [batch]),
         strict=True,
     )
     assert stats["body.0"].output.sqnr == pytest.approx(expected_db(list(pairs)), abs=1e-6)
@@ -262,7 +262,7 @@ def test_dice_and_writes_into_the_input_do_not_disturb():
     (dropout,) = (n for n in model.graph.nodes if n.target is F.dropout)
     dropout.args, dropout.kwargs = (dropout.args[0],), {"p": 0.5, "training": True}
     model.recompile()
-    wanted = expected_db([(batch, model.activation_quantizers.x(batch))])
+    wanted = expected_db([(batch, model.bitwright.quantizers.x(batch))])
     given, state = batch.clone(), torch.get_rng_state()
     stats = by_name(analyze(model, [given]))
     assert stats["x"].output.sqnr == pytest.approx(wanted, abs=1e-6)
@@ -281,10 +281,10 @@ def test_a_call_without_a_counterpart_is_not_held_against_the_next_batch():
 def test_quantizers_that_are_off_stay_off(model):
     batch = torch.randn(2, 3, 8, 8)
     for name, quantizer in quantizers(model).items():
-        if name != "activation_quantizers.x":
+        if name != "bitwright.quantizers.x":
             quantizer.off()
     stats = by_name(analyze(model, [batch]))
-    wanted = expected_db([(batch, model.activation_quantizers.x(batch))])
+    wanted = expected_db([(batch, model.bitwright.quantizers.x(batch))])
     assert stats["x"].output.sqnr == pytest.approx(wanted, abs=1e-6)
     all_on = by_name(analyze(calibrate(model, [batch]), [batch]))
     assert stats["fc"].output.sqnr > all_on["fc"].output.sqnr

@@ -295,7 +295,7 @@ def test_tensors_after_relu_are_unsigned_on_cpus():
     model = prepared("openvino")
     bw.calibrate(model, [images()], progress=False)
     for name in ("relu", "layer1_r1", "drelu"):
-        quantizer = model.get_submodule(f"activation_quantizers.{name}")
+        quantizer = model.get_submodule(f"bitwright.quantizers.{name}")
         assert (int(quantizer.zero_point), quantizer.spec.qmin, quantizer.spec.qmax) == (0, 0, 255)
 
 

@@ -58,7 +58,7 @@ def test_ranges_are_those_of_the_data(model):
     batches = [image(4), 3 * image(2), image(1)]
     bw.calibrate(model, batches)
     x = torch.cat(batches)
-    quantizer = model.get_submodule("activation_quantizers.x")
+    quantizer = model.get_submodule("bitwright.quantizers.x")
     scale = (x.max() - x.min()) / 255
     assert torch.allclose(quantizer.scale, scale)
     assert int(quantizer.zero_point) == round(float(-x.min() / scale))
@@ -131,7 +131,7 @@ def test_no_graph_is_built_and_modes_are_kept(model):
         grads.append(torch.is_grad_enabled())
         trainings.append(model.bn.training)
 
-    model.get_submodule("activation_quantizers.x").register_forward_hook(look)
+    model.get_submodule("bitwright.quantizers.x").register_forward_hook(look)
     model.train()
     before = copy.deepcopy(model.bn.state_dict())
     bw.calibrate(model, [image()])

@@ -286,7 +286,9 @@ def test_arguments_do_not_leak_into_the_next_model(model, x):
     changed = {"extra_qconfig_dict": {"a_observer_extra_args": {"ema_ratio": 0.5}}}
     first = prepare_by_platform(model, "Tensorrt", changed, example_inputs=x)
     second = prepare_by_platform(model, "Tensorrt", {}, example_inputs=x)
-    ratios = [{q.observer.ema_ratio for n, q in quantizers(m).items() if "activation" in n} for m in (first, second)]
+    ratios = [
+        {q.observer.ema_ratio for n, q in quantizers(m).items() if "bitwright.quantizers" in n} for m in (first, second)
+    ]
     assert ratios == [{0.5}, {0.9}]
     assert changed == {"extra_qconfig_dict": {"a_observer_extra_args": {"ema_ratio": 0.5}}}
 
@@ -528,7 +530,7 @@ def test_switches(model, x):
     enable_calibration_woquantization(made, "weight_fake_quant")
     made(x)
     enable_quantization(made)
-    wider = quantizers(made)["activation_quantizers.x"].scale / quantizers(reference)["activation_quantizers.x"].scale
+    wider = quantizers(made)["bitwright.quantizers.x"].scale / quantizers(reference)["bitwright.quantizers.x"].scale
     assert wider > 1.5
     with pytest.raises(
         UnknownNameError, match=r"no quantizer has 'act_fakequant' in its name: did you mean 'act_fake_"
@@ -539,7 +541,7 @@ def test_switches(model, x):
 def test_ranges_that_follow_the_data(model, x):
     made = prepared(model, x)
     enable_all(made)
-    first = quantizers(made)["activation_quantizers.x"]
+    first = quantizers(made)["bitwright.quantizers.x"]
     made(x)
     small = first.scale.clone()
     made(100 * x)

@@ -106,8 +106,8 @@ def test_seed_000_in_a_graph(q_pool, tmp_path):
     prepared = bw.prepare(model, x)
     assert torch.equal(prepared(x), model(x))
     assert isinstance(prepared.pool, q_pool)
-    assert isinstance(prepared.quantized_functions.adaptive_avg_pool2d, q_pool)
-    assert prepared.quantized_functions.adaptive_avg_pool2d.output_size == (2, 2)
+    assert isinstance(prepared.bitwright.functions.adaptive_avg_pool2d, q_pool)
+    assert prepared.bitwright.functions.adaptive_avg_pool2d.output_size == (2, 2)
     assert repr(prepared.pool) == "QAdaptiveAvgPool2d(QAdaptiveAvgPool2d(output_size=3))"
     verdicts = {e.name: e.verdict for e in bw.ledger_of(prepared).entries}
     assert verdicts["pool"] is verdicts["adaptive_avg_pool2d"] is Verdict.INTEGER

@@ -96,7 +96,7 @@ def verdicts(model):
 
 
 def first_input(model):
-    return quantizers(model)["activation_quantizers.x"]
+    return quantizers(model)["bitwright.quantizers.x"]
 
 
 @pytest.mark.parametrize("lazy", [True, False])
@@ -150,7 +150,9 @@ def test_calibrating_on_quantized_inputs(model, x):
         qmodel(2 * x)
         qmodel.calc_qparams(asym=asym)
         qmodel.set_quant(True, True)
-        scales[asym] = {n: q.scale for n, q in quantizers(qmodel.model).items() if n.startswith("activation")}
+        scales[asym] = {
+            n: q.scale for n, q in quantizers(qmodel.model).items() if n.startswith("bitwright.quantizers.")
+        }
     names = list(scales[True])
     assert torch.equal(scales[True][names[0]], scales[False][names[0]])  # nothing before it
     assert any(not torch.equal(scales[True][n], scales[False][n]) for n in names[1:])
@@ -168,7 +170,7 @@ def test_calibrating_on_quantized_inputs(model, x):
     alone(x)
     alone(2 * x)
     alone.calc_qparams(asym=True, w_quant=False, a_quant=False)
-    found = {n: q.scale for n, q in quantizers(alone.model).items() if n.startswith("activation")}
+    found = {n: q.scale for n, q in quantizers(alone.model).items() if n.startswith("bitwright.quantizers.")}
     assert all(torch.equal(found[n], s) for n, s in scales[False].items())
 
 

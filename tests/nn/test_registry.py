@@ -146,7 +146,7 @@ def test_multi_input_functions_and_methods(registered):
     model, x = Sums().eval(), torch.randn(8, 4)
     prepared = bw.prepare(model, x)
     assert torch.equal(prepared(x), model(x))
-    assert {type(m).__name__ for m in prepared.quantized_functions.children()} == {"QAdd", "QPower"}
+    assert {type(m).__name__ for m in prepared.bitwright.functions.children()} == {"QAdd", "QPower"}
     entries = {e.name: e for e in bw.ledger_of(prepared).entries}
     assert entries["pow_1"].output == "uint8 affine tensor"
     assert entries["add"].verdict is entries["add_1"].verdict is Verdict.INTEGER

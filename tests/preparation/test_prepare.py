@@ -54,7 +54,7 @@ def placed(model):
     found = []
     for node in model.graph.nodes:
         if node.op == "call_module" and isinstance(model.get_submodule(node.target), bw.TensorQuantizer):
-            name = node.target.removeprefix("activation_quantizers.")
+            name = node.target.removeprefix("bitwright.quantizers.")
             found.append((node.args[0].name, name, sorted(u.name for u in node.users)))
     return found
 
@@ -150,18 +150,18 @@ def test_every_quantizer_runs_once_for_each_tensor(backend):
     bw.calibrate(model, [image()])
     calls.clear()
     model(image())
-    expected = Counter(f"activation_quantizers.{q}" for _, q, _ in PLACEMENT[backend])
+    expected = Counter(f"bitwright.quantizers.{q}" for _, q, _ in PLACEMENT[backend])
     weights = [n for n in quantizers(model) if n.endswith("_weight_quantizer")]
     assert calls == expected + Counter(weights)
 
 
 def test_layers_know_the_quantizer_of_their_input():
     model = bw.prepare(Probe(), image())
-    shared = model.get_submodule("activation_quantizers.relu")
+    shared = model.get_submodule("bitwright.quantizers.relu")
     for name in ("conv1", "branch"):
         assert isinstance(model.get_submodule(name).input_quantizer, PlacedQuantizer)
         assert model.get_submodule(name).input_quantizer.quantizer is shared
-    assert model.fc.input_quantizer.quantizer is model.get_submodule("activation_quantizers.avg")
+    assert model.fc.input_quantizer.quantizer is model.get_submodule("bitwright.quantizers.avg")
     assert model.fc.input_quantizer.spec == shared.spec
     assert not any("input_quantizer" in key for key in model.state_dict())
     assert "placed TensorQuantizer" in repr(model.fc.input_quantizer)
@@ -196,7 +196,7 @@ def test_a_layer_used_twice_shares_the_quantizer_of_its_input():
     names = [(tensor, quantizer) for tensor, quantizer, _ in placed(model)]
     assert ("x", "x") in names
     assert ("tanh", "x") in names
-    assert model.conv.input_quantizer.quantizer is model.get_submodule("activation_quantizers.x")
+    assert model.conv.input_quantizer.quantizer is model.get_submodule("bitwright.quantizers.x")
     bw.calibrate(model, [image(), 9 * image()])
     _, highest = model.conv.input_quantizer.range()
     assert float(highest) > 5
@@ -474,7 +474,9 @@ def test_a_skipped_activation_is_not_fused():
 def test_overrides():
     model = bw.prepare(Small(), image(), weight="int4 narrow channel:0", activation="int8 affine")
     assert str(model.fc.weight_quantizer.spec) == "int4 symmetric narrow channel:0"
-    assert {str(q.spec) for n, q in quantizers(model).items() if n.startswith("activation")} == {"int8 affine tensor"}
+    assert {str(q.spec) for n, q in quantizers(model).items() if n.startswith("bitwright.quantizers.")} == {
+        "int8 affine tensor"
+    }
     whole = bw.prepare(Small(), image(), weight="int8 narrow")
     assert str(whole.fc.weight_quantizer.spec) == "int8 symmetric narrow tensor"
     bw.calibrate(whole, [image()])
@@ -585,8 +587,8 @@ class Functional(nn.Module):
 def test_functions_with_parameters_get_weight_quantizers():
     net = Functional().eval()
     model = bw.prepare(net, image())
-    conv = model.get_submodule("quantized_functions.conv2d")
-    linear = model.get_submodule("quantized_functions.linear")
+    conv = model.get_submodule("bitwright.functions.conv2d")
+    linear = model.get_submodule("bitwright.functions.linear")
     assert isinstance(conv, QuantFunction)
     assert str(conv).startswith("QuantFunction(\n  conv2d")
     assert (conv.weight_quantizer.label, linear.weight_quantizer.label) == ("conv2d.weight", "linear.weight")
@@ -612,7 +614,7 @@ def test_swapped_layers_keep_what_they_are():
     assert model.other.kernel_size == (1, 1)
     assert list(dict(model.named_parameters())) == list(dict(net.named_parameters()))
     assert [n for n, _ in net.named_modules()] == [
-        n for n, m in model.named_modules() if "quantizer" not in n and n != "activation_quantizers"
+        n for n, m in model.named_modules() if "quantizer" not in n and n != "bitwright"
     ]
     assert {q.mode for q in quantizers(model).values()} == {Mode.OFF}
     assert not any(m.training for m in model.modules())
@@ -733,9 +735,9 @@ def test_one_tensor_with_two_quantizers():
     bw.calibrate(model, [image()])
     x = image(3)
     with torch.no_grad():
-        a = model.a(model.get_submodule("activation_quantizers.x")(x))
-        expected = model.c(model.get_submodule("activation_quantizers.a_for_c")(a))
-        end = model.get_submodule("activation_quantizers.c")
+        a = model.a(model.get_submodule("bitwright.quantizers.x")(x))
+        expected = model.c(model.get_submodule("bitwright.quantizers.a_for_c")(a))
+        end = model.get_submodule("bitwright.quantizers.c")
         assert torch.equal(model(x)[1], end(expected))
 
 

@@ -245,7 +245,7 @@ def test_report_needs_no_onnx():
     assert subprocess.run([sys.executable, "-c", check], env={"PYTHONPATH": ":".join(sys.path)}).returncode == 0
 
 
-def test_refusals_and_whole_files(model, tmp_path):
+def test_refusals_and_atomic_writes(model, tmp_path):
     with pytest.raises(ConfigError, match="is a folder; name a file in it"):
         report(model, None, tmp_path)
     with pytest.raises(ConfigError, match=r"this Linear was not made by bitwright\.prepare"):

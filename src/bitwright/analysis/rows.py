@@ -7,10 +7,9 @@ from torch import Tensor, fx, nn
 from bitwright.analysis.meter import Meter, range_of
 from bitwright.analysis.stats import LayerStats
 from bitwright.graph import CapturedModel
-from bitwright.graph.names import attribute_of
+from bitwright.graph.names import attribute_of, node_name
 from bitwright.nn.mixins import QuantMixin
 from bitwright.preparation import Entry, Verdict, ledger_of
-from bitwright.preparation.swap import FUNCTIONS
 from bitwright.quantizer import TensorQuantizer
 
 
@@ -96,7 +95,7 @@ def rows_of(model: nn.Module) -> list[Row]:
         rows += _source_rows(path, region)
         for node in region.graph.nodes:
             if node.op in ("call_module", "call_function", "call_method"):
-                calls[_join(path, _name(node))].append((region, node))
+                calls[_join(path, node_name(node))].append((region, node))
     # A layer called twice has two entries of one name; they and the calls are both in the order of the graph.
     places = [calls[entry.name].popleft() if calls[entry.name] else None for entry in entries]
     verdicts = {p[1]: e.verdict for p, e in zip(places, entries, strict=True) if p is not None}
@@ -142,10 +141,6 @@ def _constant_weight(region: CapturedModel, node: fx.Node) -> Tensor | None:
     if not isinstance(source, fx.Node) or source.op != "get_attr":
         return None
     return attribute_of(region, str(source.target))
-
-
-def _name(node: fx.Node) -> str:
-    return str(node.target).removeprefix(f"{FUNCTIONS}.") if node.op == "call_module" else node.name
 
 
 def _join(path: str, name: str) -> str:

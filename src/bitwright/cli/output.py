@@ -94,9 +94,9 @@ def write_text(text: str, path: Path | None) -> None:
     if path is None:
         typer.echo(text, nl=False)
         return
-    from bitwright.files import whole_file
+    from bitwright.files import atomic_write
 
-    with whole_file(path) as partial:
+    with atomic_write(path) as partial:
         partial.write_text(text, encoding="utf-8")
 
 

@@ -25,7 +25,7 @@ from bitwright.graph import CapturedModel
 from bitwright.graph.capture.objects import make_results_plain
 from bitwright.graph.expression import Expression, is_constant
 from bitwright.graph.facts import copy_facts, facts, set_facts
-from bitwright.graph.names import attribute_of, put_submodule
+from bitwright.graph.names import add_internal, attribute_of, put_submodule
 from bitwright.nn.attention import QuantMultiheadAttention
 from bitwright.nn.functional import QuantFunction
 from bitwright.nn.layer import QuantLayer
@@ -33,7 +33,7 @@ from bitwright.nn.mixins import QuantMixin
 from bitwright.nn.operators import operator_of
 from bitwright.quantizer import TensorQuantizer, quantizers
 
-SITES = "at"  # modules that stand for single nodes live under this name
+CALLS = "calls"  # in the model's namespace: modules that stand for single nodes
 
 
 def deploy(model: nn.Module) -> nn.Module:
@@ -126,8 +126,7 @@ def _deploy_function(model: CapturedModel, node: fx.Node, function: QuantFunctio
     if not all(constants) or not isinstance(weight, fx.Node):
         return
     values: list[Any] = [None if n is None else Expression(model, n)() for n in (weight, bias)]
-    name = f"{SITES}.{node.name}"
-    put_submodule(model, name, DeployedFunction(function, values[0], values[1]))
+    name = add_internal(model, CALLS, node.name, DeployedFunction(function, values[0], values[1]))
     rest = {k: v for k, v in node.kwargs.items() if k not in names}
     with model.graph.inserting_before(node):
         call = model.graph.call_module(name, (given["input"], *node.args[3:]), rest)
@@ -149,8 +148,7 @@ def _guard_float_layers(model: CapturedModel, modules: dict[str, nn.Module]) -> 
 
 
 def _guard(model: CapturedModel, tensor: fx.Node, users: list[fx.Node]) -> None:
-    name = f"{SITES}.{tensor.name}_kept_float"
-    put_submodule(model, name, KeepFloat())
+    name = add_internal(model, CALLS, f"{tensor.name}_kept_float", KeepFloat())
     with model.graph.inserting_after(tensor):
         guard = model.graph.call_module(name, (tensor,))
     set_facts(guard, tensor=facts(tensor).tensor)
@@ -252,8 +250,7 @@ def _name_calls(model: CapturedModel) -> None:
             replacement = _deployed_quantizer(model, node, modules[str(node.target)])
         else:
             continue
-        node.op, node.target = "call_module", f"{SITES}.{node.name}"
-        put_submodule(model, node.target, replacement)
+        node.op, node.target = "call_module", add_internal(model, CALLS, node.name, replacement)
     model.recompile()
 
 

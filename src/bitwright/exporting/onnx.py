@@ -16,10 +16,11 @@ import torch
 from torch import nn
 
 from bitwright.errors import ExportError, require
-from bitwright.exporting.deploy import SITES, deploy, float_twin
-from bitwright.files import check_output, whole_file
-from bitwright.graph import Inputs
+from bitwright.exporting.deploy import CALLS, deploy, float_twin
+from bitwright.files import atomic_write, check_output
+from bitwright.graph import CapturedModel, Inputs
 from bitwright.graph.inputs import bind_inputs
+from bitwright.graph.names import internal_names, namespace
 from bitwright.preparation import ledger_of
 
 OPSET = 21
@@ -54,7 +55,7 @@ def export(
     inputs = Inputs.of(example_inputs) if example_inputs is not None else ledger_of(model).example
     twin = deploy(model) if quantized else float_twin(model)
     program = _export_program(twin, inputs, dynamic_batch)
-    _name_after_model(program.model, type(model).__name__)
+    _name_after_model(program.model, type(model).__name__, _sites(twin))
     if ledger_of(model).backend.unsigned_activations:
         _write_unsigned(program.model)
     _write(program.model, target)
@@ -128,7 +129,7 @@ def _quiet() -> Iterator[None]:
             logging.disable(level)
 
 
-def _name_after_model(model: Any, name: str) -> None:  # noqa: ANN401
+def _name_after_model(model: Any, name: str, sites: dict[str, str]) -> None:  # noqa: ANN401
     """Name nodes and tensors after the user's modules, and leave out the exporter's private metadata."""
     graph = model.graph
     graph.name = name
@@ -140,7 +141,7 @@ def _name_after_model(model: Any, name: str) -> None:  # noqa: ANN401
     for node in graph:
         scopes = ast.literal_eval(node.metadata_props.get("pkg.torch.onnx.name_scopes", "[]"))
         node.metadata_props.clear()
-        place = _place(scopes) or node.op_type
+        place = _place(scopes, sites) or node.op_type
         kind = {"QuantizeLinear": "/quantize", "DequantizeLinear": "/dequantize"}.get(node.op_type, "")
         taken[place + kind] += 1
         count = taken[place + kind]
@@ -163,11 +164,22 @@ def _unused(name: str, used: set[str]) -> str:
     return free
 
 
-def _place(scopes: list[str]) -> str:
+def _sites(twin: nn.Module) -> dict[str, str]:
+    """The paths of the modules that stand for single nodes, and what the user calls these nodes."""
+    found: dict[str, str] = {}
+    for path, region in twin.named_modules():
+        if isinstance(region, CapturedModel):
+            inside = f"{namespace(region)}.{CALLS}"
+            names = internal_names(region, CALLS)
+            found |= {f"{path}.{inside}.{name}".lstrip("."): f"{path}.{name}".lstrip(".") for name in names}
+    return found
+
+
+def _place(scopes: list[str], sites: dict[str, str]) -> str:
     """The node or module of the user's model that an operator came from, by the modules it was called in."""
-    sites = [s for s in scopes if s.startswith(f"{SITES}.") or f".{SITES}." in s]
-    if sites:
-        return ".".join(p for p in sites[-1].split(".") if p != SITES)
+    known = [sites[s] for s in scopes if s in sites]
+    if known:
+        return known[-1]
     return scopes[-2] if len(scopes) > 1 and scopes[-2] else (scopes[-1] if scopes else "")
 
 
@@ -197,7 +209,7 @@ def _write(model: Any, target: Path) -> None:  # noqa: ANN401
     import onnx_ir as ir
 
     proto = ir.to_proto(model)
-    with whole_file(target) as partial:
+    with atomic_write(target) as partial:
         onnx.save_model(proto, str(partial))
         try:
             onnx.checker.check_model(str(partial), full_check=True)

@@ -4,10 +4,50 @@ from typing import Any
 
 from torch import fx, nn
 
+_NAMESPACE = "bitwright"
+
+
+class Namespace(nn.Module):
+    """Holds every module that Bitwright adds to a model, under a name that the model does not use."""
+
+
+def namespace(model: nn.Module) -> str:
+    """The name of a model's Namespace; one is added if the model has none.
+
+    It is ``bitwright``, or numbered if the model uses that name for anything. It depends on the model alone, so a
+    state dict of one copy of a model loads into another.
+    """
+    for name, child in model._modules.items():
+        if isinstance(child, Namespace):
+            return name
+    name = free_name(model, _NAMESPACE)
+    model.add_module(name, Namespace())
+    return name
+
+
+def add_internal(model: nn.Module, kind: str, wish: str, module: nn.Module) -> str:
+    """Add a module to the ``kind`` part of a model's Namespace, named as wished or numbered; return its full name."""
+    path = [namespace(model), kind]
+    parent = container(model, path)
+    name = free_name(parent, wish)
+    parent.add_module(name, module)
+    return ".".join([*path, name])
+
+
+def internal_names(model: nn.Module, kind: str) -> list[str]:
+    """The names, inside the ``kind`` part of a model's Namespace, of all that was added there."""
+    return list(container(model, [namespace(model), kind])._modules)
+
 
 def node_name(node: fx.Node) -> str:
-    """What the user calls a node: the module's qualified name, or the node's name."""
-    return str(node.target) if node.op == "call_module" else node.name
+    """What the user calls a node: the qualified name of the user's module, or the node's name."""
+    return str(node.target) if node.op == "call_module" and not _calls_internal(node) else node.name
+
+
+def _calls_internal(node: fx.Node) -> bool:
+    owner = node.graph.owning_module
+    first = str(node.target).partition(".")[0]
+    return owner is not None and isinstance(owner._modules.get(first), Namespace)
 
 
 def attribute_of(model: nn.Module, target: str) -> Any:

@@ -7,7 +7,7 @@ from torch import fx
 
 from bitwright.graph import CapturedModel
 from bitwright.graph.facts import copy_facts, facts
-from bitwright.graph.names import node_name, put_submodule
+from bitwright.graph.names import add_internal, node_name
 from bitwright.preparation.build import build, needed_spec
 from bitwright.preparation.decide import Decision, is_float
 from bitwright.preparation.ledger import Verdict
@@ -15,7 +15,6 @@ from bitwright.quantizer import TensorQuantizer
 from bitwright.recipe import TensorRecipe
 from bitwright.spec import PerTensor, QuantSpec
 
-QUANTIZERS = "activation_quantizers"
 Key = tuple[fx.Node, str]  # a tensor, and how it is quantized
 
 
@@ -158,10 +157,11 @@ class Demand:
             for key, users in readers.items():
                 root = self.find(key)
                 if root not in names:
-                    names[root] = f"{QUANTIZERS}.{_name(key, users, first=key == self.of_tensor[tensor][0])}"
+                    wish = _name(key, users, first=key == self.of_tensor[tensor][0])
                     label = f"{prefix}.{node_name(tensor)}" if prefix else node_name(tensor)
                     recipe = self.requests[root].recipe
-                    put_submodule(model, names[root], build(recipe, _fitting(recipe, tensor), f"output of {label}"))
+                    quantizer = build(recipe, _fitting(recipe, tensor), f"output of {label}")
+                    names[root] = add_internal(model, "quantizers", wish, quantizer)
                 with model.graph.inserting_after(tensor):
                     suffix = names[root].rpartition(".")[2].removeprefix(tensor.name) if root == key else ""
                     name = f"{tensor.name}{suffix}_quantized"

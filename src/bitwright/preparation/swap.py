@@ -8,7 +8,7 @@ from torch import fx, nn
 from bitwright.backends import Backend
 from bitwright.errors import ConfigError
 from bitwright.graph import CapturedModel
-from bitwright.graph.names import put_submodule
+from bitwright.graph.names import add_internal, put_submodule
 from bitwright.nn.layer import QuantLayer
 from bitwright.nn.mixins import QuantInputMixin, QuantMixin
 from bitwright.nn.opr import QuantOpr
@@ -18,8 +18,6 @@ from bitwright.preparation.decide import Decision
 from bitwright.preparation.ledger import Entry, Verdict
 from bitwright.preparation.wishes import Wishes
 from bitwright.recipe import Recipe, TensorRecipe
-
-FUNCTIONS = "quantized_functions"
 
 
 def swap(model: CapturedModel, decisions: dict[fx.Node, Decision], recipe: Recipe, backend: Backend) -> None:
@@ -38,7 +36,7 @@ def swap(model: CapturedModel, decisions: dict[fx.Node, Decision], recipe: Recip
             module = model.get_submodule(name)
             source: Any = type(module)
         else:
-            name, module, source = f"{FUNCTIONS}.{node.name}", None, node.target
+            name, module, source = "", None, node.target
         cls = qmodule_for(source)
         if cls is None:
             decision.entry.verdict, decision.entry.reason = (
@@ -53,12 +51,11 @@ def swap(model: CapturedModel, decisions: dict[fx.Node, Decision], recipe: Recip
         _give_weight_quantizer(qmodule, decision.entry.name, weight, backend)
         if isinstance(qmodule, QuantInputMixin) and "_input_quantizer" not in qmodule.__dict__:
             qmodule.place_input_quantizer(no_quantizer(backend.activation))  # until one is placed
-        put_submodule(model, name, qmodule)
         if module is None:
-            node.op, node.target = "call_module", name
+            node.op, node.target = "call_module", add_internal(model, "functions", node.name, qmodule)
         else:
-            taken_over[module] = qmodule
-        swapped[name] = qmodule
+            put_submodule(model, name, qmodule)
+            swapped[name] = taken_over[module] = qmodule
     for parent in model.modules():  # a layer may have several names
         parent._modules.update({n: taken_over[m] for n, m in parent._modules.items() if m in taken_over})
     for node, decision in decisions.items():

@@ -9,7 +9,7 @@ import yaml
 from pydantic import AliasChoices, Field, ValidationError, field_validator, model_validator
 
 from bitwright.errors import ConfigError, UnknownNameError, suggest
-from bitwright.files import whole_file
+from bitwright.files import atomic_write
 from bitwright.recipe.presets import PRESETS, expand, find_preset
 from bitwright.recipe.rule import Rule, Subject
 from bitwright.recipe.tensor import Strict, TensorRecipe
@@ -95,7 +95,7 @@ class Recipe(Strict):
         writers = {".yaml": self.to_yaml, ".yml": self.to_yaml, ".json": self.to_json}
         if target.suffix.lower() not in writers:
             raise ConfigError(f"a recipe is saved as {', '.join(writers)}, not as {target.suffix!r} ({str(target)!r})")
-        with whole_file(target) as partial:
+        with atomic_write(target) as partial:
             partial.write_text(writers[target.suffix.lower()](), encoding="utf-8")
         return target
 

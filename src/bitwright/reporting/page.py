@@ -21,7 +21,7 @@ from torch import nn
 import bitwright
 from bitwright.analysis import LayerStats, TensorStats, analyze, outline
 from bitwright.errors import ConfigError
-from bitwright.files import check_output, whole_file
+from bitwright.files import atomic_write, check_output
 from bitwright.preparation import Ledger, Verdict, ledger_of
 from bitwright.reporting import charts, text
 from bitwright.reporting.cards import cards
@@ -79,7 +79,7 @@ def report(
         pictures=pictures(model, ledger),
         versions=_versions(proof),
     )
-    with whole_file(target) as partial:
+    with atomic_write(target) as partial:
         partial.write_text(html, encoding="utf-8")
     return target
 

@@ -23,9 +23,9 @@ class Net(nn.Module):
 def placed(model):
     """Which tensors are quantized, with which quantizer."""
     return [
-        (n.args[0].name, n.target.removeprefix("activation_quantizers."))
+        (n.args[0].name, n.target.removeprefix("bitwright.quantizers."))
         for n in model.graph.nodes
-        if n.op == "call_module" and n.target.startswith("activation_quantizers.")
+        if n.op == "call_module" and n.target.startswith("bitwright.quantizers.")
     ]
 
 
@@ -64,7 +64,7 @@ def test_a_chain_has_one_quantizer(name, backend):
     names = [tensor for tensor, _ in placed(model)]
     assert names[:2] == ["x", "relu"]
     assert names[2:] in ([], ["second"])  # onnxruntime wants the last result quantized too
-    assert model.second.input_quantizer.quantizer is model.activation_quantizers.relu
+    assert model.second.input_quantizer.quantizer is model.bitwright.quantizers.relu
     assert close(model, net, x)
 
 

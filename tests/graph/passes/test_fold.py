@@ -370,7 +370,7 @@ def test_what_stands_before_a_layer(body, layer, x, count):
     notes, model = check(net, torch.randn(x), torch.randn(3, *x[1:]), name="fold_before")
     assert len(notes) == count
     assert all(n.endswith("into a after it") for n in notes)
-    assert model.a.input_quantizer.quantizer is model.activation_quantizers.args_0
+    assert model.a.input_quantizer.quantizer is model.bitwright.quantizers.args_0
     assert torch.equal(copy.deepcopy(model)(torch.ones(x)), net(torch.ones(x)))
 
 

@@ -76,7 +76,7 @@ def test_dropout_stays_for_training_unless_told():
 def test_dropout_is_no_obstacle_for_a_scale():
     net = Net(lambda self, x: self.b(self.drop(self.a(x))), a=nn.Linear(6, 8), drop=nn.Dropout(0.5), b=nn.Linear(8, 3))
     model = prepared(net, torch.randn(4, 6))
-    assert len(model.activation_quantizers._modules) == 2
+    assert len(model.bitwright.quantizers._modules) == 2
 
 
 # ---------------------------------------------------------------------------------------------------------- dead code
@@ -221,8 +221,8 @@ def test_parts_are_read_one_by_one(cut):
     assert note.endswith("is read in 3 parts")
     assert [t for t in targets(model) if t in (torch.select, torch.narrow)]
     # One tensor comes into being and is quantized once, for all three parts.
-    assert "a" in model.activation_quantizers._modules
-    assert len(model.activation_quantizers._modules) == 3  # the input, the projection and the softmax
+    assert "a" in model.bitwright.quantizers._modules
+    assert len(model.bitwright.quantizers._modules) == 3  # the input, the projection and the softmax
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from bitwright.errors import ConfigError
-from bitwright.files import whole_file
+from bitwright.files import atomic_write
 
 
 def rename_ends(path: Path, input_names: list[str] | None, output_names: list[str] | None) -> None:
@@ -23,7 +23,7 @@ def rename_ends(path: Path, input_names: list[str] | None, output_names: list[st
     for node in graph.node:
         for field in (node.input, node.output):
             _rename(field, names)
-    with whole_file(path) as partial:
+    with atomic_write(path) as partial:
         onnx.save(model, str(partial))
 
 
