@@ -37,7 +37,7 @@ class Registry(Generic[T]):
                 taken = self._items.get(self._aliases.get(key, key))
                 if taken is not None and not override:
                     raise ConfigError(
-                        f"{self.kind} {key!r} is registered twice: by {_where(taken)} and by {_where(item)}; "
+                        f"{self.kind} {key!r} is registered twice: by {describe(taken)} and by {describe(item)}; "
                         "choose another name or pass override=True"
                     )
             self._items[name] = item
@@ -71,6 +71,10 @@ class Registry(Generic[T]):
         load_plugins()
         return sorted(n for n in self._items if fnmatch(n, pattern))
 
+    def values(self) -> list[T]:
+        """List what is registered."""
+        return list(self._items.values())
+
     def aliases(self) -> list[str]:
         """List the other names."""
         load_plugins()
@@ -101,7 +105,8 @@ def load_plugins() -> None:
             _log.exception("the plug-in %r could not be loaded and is left out", entry.name)
 
 
-def _where(item: object) -> str:
+def describe(item: object) -> str:
+    """Say where a class or function lives, or show anything else."""
     name = getattr(item, "__qualname__", None) or repr(item)
     module = getattr(item, "__module__", None)
     return f"{module}.{name}" if module else name

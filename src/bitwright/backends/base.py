@@ -9,9 +9,9 @@ from pydantic.dataclasses import dataclass
 from torch import fx
 
 from bitwright.backends.limits import Grain, Scheme, why_not
-from bitwright.errors import ConfigError, suggest
+from bitwright.errors import ConfigError
 from bitwright.methods import METHODS
-from bitwright.nn.operators import operator_names
+from bitwright.nn.operators import OPERATORS
 from bitwright.observers import OBSERVERS
 from bitwright.spec import QuantSpec
 from bitwright.validation import SpecText
@@ -24,8 +24,7 @@ def _place(given: object) -> object:
 
 
 def _operator(name: str) -> str:
-    if name not in operator_names():
-        raise ValueError(f"unknown operator {name!r}{suggest(name, operator_names())}")
+    OPERATORS.get(name)
     return name
 
 

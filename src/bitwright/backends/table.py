@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from bitwright.backends.base import Backend
-from bitwright.nn.operators import carries, operator_names
+from bitwright.nn.operators import OPERATORS
 
 PLACES = {"both": "inputs and result", "inputs": "inputs", "outputs": "result"}
 _SIGNS = {"both": "in, out", "inputs": "in", "outputs": "out"}
@@ -60,7 +60,7 @@ def page(backends: Sequence[Backend]) -> str:
         "## Which operator runs in integers where",
         "*in*: its inputs are quantized; *out*: its result is; *fused*: computed as part of the operator before it; "
         "*moves*: it only moves quantized values, and needs no scale of its own; empty: float.",
-        _markdown(("operator", *(b.name for b in backends)), [_operator_row(o, backends) for o in operator_names()]),
+        _markdown(("operator", *(b.name for b in backends)), [_operator_row(o, backends) for o in OPERATORS]),
         "## Which number formats there are",
         "*W*: weights; *A*: activations.",
         _markdown(("format", *(b.name for b in backends)), [_format_row(f, backends) for f in _FORMATS]),
@@ -73,7 +73,7 @@ def _operator_row(operator: str, backends: Iterable[Backend]) -> tuple[str, ...]
 
 
 def _sign(operator: str, backend: Backend) -> str:
-    moves = carries(operator)
+    moves = OPERATORS.get(operator).carries_when
     if moves == "always":
         return "moves"
     place = _SIGNS.get(backend.integer.get(operator, ""), "")

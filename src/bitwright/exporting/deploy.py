@@ -24,7 +24,7 @@ from bitwright.exporting.modules import (
 from bitwright.graph import CapturedModel
 from bitwright.graph.capture.objects import make_results_plain
 from bitwright.graph.expression import Expression, is_constant
-from bitwright.graph.facts import copy_facts, facts, set_facts
+from bitwright.graph.facts import copy_facts, facts, set_facts, shape_of
 from bitwright.graph.names import add_internal, attribute_of, put_submodule
 from bitwright.nn.attention import QuantMultiheadAttention
 from bitwright.nn.functional import QuantFunction
@@ -109,7 +109,7 @@ def float_twin(model: nn.Module) -> nn.Module:
 def _deploy_graph(model: CapturedModel) -> None:
     modules = dict(model.named_modules())
     for node in list(model.graph.nodes):
-        module = modules.get(str(node.target)) if node.op == "call_module" else None
+        module = _module(node, modules)
         if isinstance(module, QuantFunction):
             _deploy_function(model, node, module)
     for rewrite in (_drop_redundant_activations, _requantize_carried, _guard_float_layers):
@@ -159,11 +159,12 @@ def _guard(model: CapturedModel, tensor: fx.Node, users: list[fx.Node]) -> None:
 def _drop_redundant_activations(model: CapturedModel, modules: dict[str, nn.Module]) -> None:
     """Remove ReLU and clamps whose effect the quantizer after them has anyway: it saturates at the same values."""
     for node in list(model.graph.nodes):
-        limits = _limits(node, modules)
+        operator = operator_of(node, modules)
+        limits = None if operator is None else operator.limits_of(node, _module(node, modules))
         if limits is None or len(node.users) != 1:
             continue
         after = next(iter(node.users))
-        quantizer = modules.get(str(after.target)) if after.op == "call_module" else None
+        quantizer = _module(after, modules)
         if not isinstance(quantizer, TensorQuantizer) or not quantizer.enabled or quantizer.scale.ndim:
             continue
         scale, zero_point = (p.item() for p in quantizer.qparams())
@@ -172,29 +173,6 @@ def _drop_redundant_activations(model: CapturedModel, modules: dict[str, nn.Modu
         if lowest <= quantizer.spec.qmin and highest >= quantizer.spec.qmax:
             node.replace_all_uses_with(node.args[0])  # pyrefly: ignore
             model.graph.erase_node(node)
-
-
-def _limits(node: fx.Node, modules: dict[str, nn.Module]) -> tuple[float | None, float | None] | None:
-    """The lowest and highest value an activation lets pass, if it is a plain clamp with known limits."""
-    operator = operator_of(node, modules)
-    if operator is None or len(node.all_input_nodes) != 1:
-        return None
-    if operator.name == "relu":
-        return 0.0, None
-    if operator.name == "relu6":
-        return 0.0, 6.0
-    if operator.name != "clamp":
-        return None
-    if node.op == "call_module":
-        module: Any = modules[str(node.target)]
-        return module.min_val, module.max_val
-    names = ("min_val", "max_val") if "hardtanh" in str(node.target) else ("min", "max")
-    default = (-1.0, 1.0) if names[0] == "min_val" else (None, None)
-    found: list[Any] = [
-        node.kwargs.get(name, node.args[i + 1] if len(node.args) > i + 1 else default[i])
-        for i, name in enumerate(names)
-    ]
-    return (found[0], found[1]) if all(v is None or isinstance(v, int | float) for v in found) else None
 
 
 def _requantize_carried(model: CapturedModel, modules: dict[str, nn.Module]) -> None:
@@ -209,7 +187,7 @@ def _requantize_carried(model: CapturedModel, modules: dict[str, nn.Module]) -> 
             carried[node] = str(node.target)
             continue
         operator = operator_of(node, modules)
-        module = modules.get(str(node.target)) if node.op == "call_module" else None
+        module = _module(node, modules)
         source = node.args[0] if node.args else None
         if operator is None or not isinstance(source, fx.Node) or source not in carried:
             continue
@@ -230,7 +208,7 @@ def _leads_to_quantized(model: CapturedModel, modules: dict[str, nn.Module]) -> 
     reach: set[fx.Node] = set()
     for node in reversed(list(model.graph.nodes)):
         for user in node.users:
-            module = modules.get(str(user.target)) if user.op == "call_module" else None
+            module = _module(user, modules)
             operator = operator_of(user, modules)
             if operator is not None and operator.carries_scale(user, module):
                 reach.update({node} if user in reach else set())
@@ -242,7 +220,7 @@ def _leads_to_quantized(model: CapturedModel, modules: dict[str, nn.Module]) -> 
 def _name_calls(model: CapturedModel) -> None:
     modules = dict(model.named_modules())
     for node in model.graph.nodes:
-        if _pools_globally(node, modules):
+        if _averages_planes(node, modules):
             replacement: nn.Module = GlobalAveragePool()
         elif node.op in ("call_function", "call_method") and facts(node).tensor is not None:
             replacement = Call(node)
@@ -262,14 +240,12 @@ def _deployed_quantizer(model: CapturedModel, node: fx.Node, quantizer: Any) -> 
     return DeployedQuantizer(quantizer)
 
 
-def _pools_globally(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
-    operator = operator_of(node, modules)
-    if operator is None or not operator.name.startswith("adaptive_avg_pool"):
+def _averages_planes(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
+    operator, shape = operator_of(node, modules), shape_of(node)
+    if operator is None or shape is None or len(shape) != operator.rank + 2:
         return False
-    if node.op == "call_module":
-        size = modules[str(node.target)].output_size
-    else:
-        size = node.kwargs.get("output_size", node.args[1] if len(node.args) > 1 else None)
-    info = facts(node).tensor
-    batched = info is not None and len(info.shape) == int(operator.name[-2]) + 2
-    return batched and all(s == 1 for s in (size if isinstance(size, tuple | list) else (size,)))
+    return operator.averages_planes_of(node, _module(node, modules))
+
+
+def _module(node: fx.Node, modules: dict[str, nn.Module]) -> nn.Module | None:
+    return modules.get(str(node.target)) if node.op == "call_module" else None

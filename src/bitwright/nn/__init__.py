@@ -46,7 +46,7 @@ from bitwright.nn.norms import (
     QuantInstanceNorm3d,
     QuantLayerNorm,
 )
-from bitwright.nn.operators import Operator, define_operator, operator_names
+from bitwright.nn.operators import OPERATORS, Operator, register_operator, unregister_operator
 from bitwright.nn.opr import QuantOpr
 from bitwright.nn.placed import PlacedQuantizer
 from bitwright.nn.pooling import (
@@ -65,6 +65,7 @@ from bitwright.nn.recurrent import QuantGRU, QuantLSTM, QuantLSTMCell
 from bitwright.nn.registry import list_qmodules, register_qmodule, unregister_qmodule
 
 __all__ = [
+    "OPERATORS",
     "Operator",
     "PlacedQuantizer",
     "QuantAdaptiveAvgPool1d",
@@ -124,10 +125,10 @@ __all__ = [
     "QuantSoftplus",
     "QuantTanh",
     "QuantizedInput",
-    "define_operator",
     "list_qmodules",
-    "operator_names",
     "pop_quant_desc_in_kwargs",
+    "register_operator",
     "register_qmodule",
+    "unregister_operator",
     "unregister_qmodule",
 ]

@@ -6,13 +6,18 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from bitwright.nn.layer import QuantLayer
+from bitwright.nn.operators import operator_of_source
 from bitwright.nn.registry import register_qmodule
 
-_TRANSPOSED = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
 _GROUPS = 6  # the position of ``groups`` in every convolution function
 
 
-@register_qmodule(sources=[F.linear, F.conv1d, F.conv2d, F.conv3d, *_TRANSPOSED])
+@register_qmodule(
+    sources=[
+        *(F.linear, F.conv1d, F.conv2d, F.conv3d),
+        *(F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d),
+    ]
+)
 class QuantFunction(QuantLayer, nn.Module):
     """Calls the function with its own arguments; the second is the weight, the third the bias.
 
@@ -25,10 +30,11 @@ class QuantFunction(QuantLayer, nn.Module):
         if not callable(node.target):
             raise TypeError(f"QuantFunction stands for a function call, not for {node.target!r}")
         self.function = node.target
-        self.channel_axis = 1 if node.target in _TRANSPOSED else 0
+        operator = operator_of_source(node.target)
+        self.channel_axis = operator.weight_axis if operator is not None else 0
         groups = node.kwargs.get("groups", node.args[_GROUPS] if len(node.args) > _GROUPS else 1)
         # Groups of a transposed convolution share scales along the weight's second axis: no int32 bias there.
-        self.quantize_bias = bool(node.target not in _TRANSPOSED or groups == 1)
+        self.quantize_bias = bool(self.channel_axis == 0 or groups == 1)
 
     def forward(self, input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any) -> Tensor:
         """Compute the function on the quantized input with the quantized weight."""

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from torch import nn
 
 from bitwright.errors import ConfigError
-from bitwright.registry import load_plugins
+from bitwright.registry import describe, load_plugins
 
 QMODULES: dict[Any, type[nn.Module]] = {}
 _REPLACED: dict[Any, list[type[nn.Module]]] = {}
@@ -43,7 +43,7 @@ def register_qmodule(sources: Iterable[Any], *, override: bool = False) -> Calla
             taken = QMODULES.get(source)
             if taken is not None and not override and not _gives_way(taken):
                 raise ConfigError(
-                    f"{_name(source)} is registered twice: by {_where(taken)} and by {_where(cls)}; "
+                    f"{_name(source)} is registered twice: by {describe(taken)} and by {describe(cls)}; "
                     "pass override=True to replace the first"
                 )
         for source in wanted:
@@ -59,7 +59,7 @@ def unregister_qmodule(cls: type[nn.Module]) -> None:
     """Forget a class; what it had replaced serves its sources again."""
     sources = [source for source, found in QMODULES.items() if found is cls]
     if not sources:
-        raise ConfigError(f"{_where(cls)} is not registered")
+        raise ConfigError(f"{describe(cls)} is not registered")
     for source in sources:
         before = _REPLACED.pop(source, [])
         if before:
@@ -104,7 +104,7 @@ def list_qmodules() -> dict[str, list[str]]:
     load_plugins()
     table: dict[str, list[str]] = {}
     for source, cls in QMODULES.items():
-        name = _where(cls) if is_custom(cls) else cls.__name__
+        name = describe(cls) if is_custom(cls) else cls.__name__
         table.setdefault(name, []).append(_name(source))
     return table
 
@@ -115,7 +115,3 @@ def _name(source: Any) -> str:  # noqa: ANN401
 
 def _gives_way(cls: type) -> bool:
     return getattr(cls, "gives_way", False) and not is_custom(cls)
-
-
-def _where(cls: type) -> str:
-    return f"{cls.__module__}.{cls.__qualname__}"

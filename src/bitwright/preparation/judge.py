@@ -69,7 +69,7 @@ def _by_kind(decision: "Decision", module: nn.Module | None, backend: Backend) -
     if name not in backend.integer:
         default = "nothing to fuse it with" if name in backend.fused else f"{backend.name} runs it in float"
         return Verdict.FLOAT, backend.reasons.get(name, default)
-    number = name in ("add", "sub", "mul", "div", "matmul") and len(_tensors(node)) < 2
+    number = operator.binary and len(_tensors(node)) < 2
     if number and operands(node, operator) and name not in backend.numbers:
         return Verdict.FLOAT, "one of its operands is a plain number"
     return None

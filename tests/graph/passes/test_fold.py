@@ -154,6 +154,8 @@ def test_a_layer_called_twice_with_its_norm():
         lambda x: shuffle_channels(x, 2),
         lambda x: F.channel_shuffle(x, 4),
         lambda x: x.unflatten(1, (4, 2)).permute(0, 2, 1, 3, 4).flatten(1, 2),
+        lambda x: x.flip(1),
+        lambda x: x.roll(3, 1),
     ],
 )
 def test_a_norm_after_a_channel_shuffle(shuffle):
@@ -171,7 +173,7 @@ def test_a_norm_after_a_channel_shuffle(shuffle):
         (lambda x: x.transpose(2, 3), "transpose before it is not a quantized layer with a weight"),
         (lambda x: x.flatten(1).view(2, 8, 4, 4).relu(), "relu before it is not a quantized layer with a weight"),
         (lambda x: x.permute(0, 2, 1, 3), "permute before it is not a quantized layer with a weight"),
-        (lambda x: x.flip(1), "flip before it is not a quantized layer with a weight"),
+        (lambda x: x.flip(2), "flip before it is not a quantized layer with a weight"),
     ],
 )
 def test_what_is_no_channel_shuffle(between, note):

@@ -9,16 +9,9 @@ from torch import fx, nn
 
 from bitwright.graph.expression import is_constant
 from bitwright.graph.facts import facts, shape_of
-from bitwright.nn.operators import operator_of
+from bitwright.nn.operators import Operator, operator_of
 
 Known = tuple[int | None, ...]  # a size for each dimension; None where it may change with the input
-# Operators that compute each value of their result from the one at the same place.
-_SAME_SHAPE = {
-    *("relu", "relu6", "clamp", "leaky_relu", "prelu", "elu", "silu", "hardswish", "hardsigmoid", "sigmoid", "tanh"),
-    *("gelu", "mish", "softplus", "softmax", "log_softmax", "dropout", "identity", "contiguous", "roll"),
-    *("batch_norm", "layer_norm", "group_norm", "instance_norm", "rms_norm"),
-}
-_BROADCAST = {"add", "sub", "mul", "div"}
 _ARITHMETIC = {
     *(operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod, operator.truediv, operator.neg),
     *(int, math.prod, max, min),
@@ -58,14 +51,14 @@ class Sizes:
         if kind is None or not isinstance(source, fx.Node):
             return nothing
         before = self.of(source)
-        if kind.name in _SAME_SHAPE and len(before) == len(shape):
+        if (kind.same_shape or kind.activation) and len(before) == len(shape):
             return before
-        if kind.name in _BROADCAST:
+        if kind.binary and kind.elementwise:
             return self._broadcast(node, shape)
         if kind.weight:
             weight = node.kwargs.get("weight", node.args[1] if len(node.args) > 1 else None)
             fixed = node.op == "call_module" or is_constant(weight)
-            return self._after_layer(kind.name, shape) if fixed else nothing
+            return self._after_layer(kind, shape) if fixed else nothing
         found: Known | None = None
         if kind.name == "reshape" and node.target in ("reshape", "view", torch.reshape):
             found = self._reshaped(node)
@@ -88,8 +81,8 @@ class Sizes:
             sizes.append(wide[0] if wide else (1 if here and None not in here else None))
         return tuple(reversed(sizes))
 
-    def _after_layer(self, kind: str, shape: tuple[int, ...]) -> Known:
-        axis = len(shape) - 1 if kind == "linear" else len(shape) - int(kind[-2]) - 1
+    def _after_layer(self, kind: Operator, shape: tuple[int, ...]) -> Known:
+        axis = len(shape) + kind.channel_axis
         return tuple(size if d == axis else None for d, size in enumerate(shape))
 
     def _reshaped(self, node: fx.Node) -> Known | None:

@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from bitwright.errors import ConfigError, suggest
-from bitwright.nn.operators import operator_names
+from bitwright.nn.operators import OPERATORS
 
 Checker = Callable[[fx.Node, Any], Any]
 FX_KINDS = ("placeholder", "get_attr", "output")
@@ -119,7 +119,7 @@ def _wanted(name: str, op_type: Any) -> tuple[Any, ...]:
 
 def _check_text(name: str, text: str) -> None:
     if text.startswith("op:"):
-        known = [f"op:{operator}" for operator in operator_names()]
+        known = [f"op:{operator}" for operator in OPERATORS]
         if text not in known:
             raise ConfigError(f"the op_type of {name!r} has the unknown operator {text!r}{suggest(text, known)}")
     elif text not in FX_KINDS and not hasattr(torch.Tensor, text):

@@ -8,13 +8,11 @@ from bitwright.graph.facts import facts, shape_of
 from bitwright.graph.walks import value_readers
 from bitwright.nn.operators import operator_of
 
-_MOVES = {"reshape", "transpose", "permute", "flatten", "unflatten", "contiguous", "channel_shuffle", "identity"}
-
 
 def only_moves(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
     """Whether a node only moves values, and one other node reads them."""
     kind = operator_of(node, modules)
-    return kind is not None and kind.name in _MOVES and not facts(node).written and len(value_readers(node)) == 1
+    return kind is not None and kind.rearranges and not facts(node).written and len(value_readers(node)) == 1
 
 
 def channel_order(layer: fx.Node, shuffled: fx.Node, model: nn.Module) -> list[int] | None:

@@ -12,11 +12,6 @@ from bitwright.graph.model import CapturedModel
 from bitwright.graph.rewriting.schedule import register_schedule
 from bitwright.nn.operators import operator_of
 
-_ACTIVATIONS = {
-    *("relu", "relu6", "clamp", "leaky_relu", "prelu", "elu", "silu", "hardswish", "hardsigmoid"),
-    *("sigmoid", "tanh", "gelu", "mish", "softplus"),
-}
-
 
 @register_schedule("disable_unnecessary_quant", stage="fuse", after="*")
 def disable_unnecessary_quant(model: CapturedModel) -> list[str]:
@@ -26,7 +21,7 @@ def disable_unnecessary_quant(model: CapturedModel) -> list[str]:
     for node in model.graph.nodes:
         kind = operator_of(node, modules)
         before = node.args[0] if node.args else None
-        if kind is None or kind.name not in _ACTIVATIONS or not isinstance(before, fx.Node):
+        if kind is None or not kind.activation or not isinstance(before, fx.Node):
             continue
         if len(before.users) > 1:
             notes.append(f"not joined: {node.name} and {before.name}, which has {len(before.users)} users")

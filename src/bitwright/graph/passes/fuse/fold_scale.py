@@ -81,9 +81,7 @@ def _layer_before(tensor: fx.Node, modules: dict[str, nn.Module], *, only_scale:
 def _channel_axis(node: fx.Node, modules: dict[str, nn.Module]) -> int:
     """Which axis of a layer's result has its channels, counted from the last, -1."""
     kind = operator_of(node, modules)
-    if kind is None or not kind.weight or kind.name == "linear":
-        return -1
-    return -int(kind.name[-2]) - 1
+    return kind.channel_axis if kind is not None and kind.weight else -1
 
 
 def _why_not(

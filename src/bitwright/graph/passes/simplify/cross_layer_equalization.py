@@ -26,11 +26,9 @@ from bitwright.graph.build import argument, has_hooks, module_of
 from bitwright.graph.facts import shape_of
 from bitwright.graph.model import CapturedModel
 from bitwright.graph.rewriting.schedule import register_schedule
-from bitwright.nn.operators import operator_of
+from bitwright.nn.operators import Operator, operator_of
 
 _LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d, nn.Linear)
-_HOMOGENEOUS = {"relu", "leaky_relu", "prelu", "dropout", "identity"}
-_POOLS = {f"{kind}_pool{d}d" for kind in ("max", "avg", "adaptive_avg", "adaptive_max") for d in (1, 2, 3)}
 
 
 @dataclass
@@ -79,19 +77,17 @@ def _find_pairs(model: CapturedModel, relu6: bool) -> tuple[list[Pair], list[str
     calls = Counter(str(n.target) for n in model.graph.nodes if n.op == "call_module")
     owners = Counter(id(p) for m in modules.values() for p in m._parameters.values() if p is not None)
     reads = {str(n.target) for n in model.graph.nodes if n.op == "get_attr"}
-    homogeneous = _HOMOGENEOUS | ({"relu6"} if relu6 else set())
     pairs, notes = [], []
     for node in model.graph.nodes:
         second = module_of(node, model)
         if type(second) not in _LAYERS:
             continue
         before, between, norm = argument(node, 0, "input"), [], None
-        passes = homogeneous if isinstance(second, nn.Linear) else homogeneous | _POOLS
         while isinstance(before, fx.Node) and (kind := operator_of(before, modules)) is not None:
             between.append(before)
             if kind.name == "batch_norm" and before.op == "call_module" and norm is None:
                 norm = before
-            elif kind.name not in passes or norm is not None:
+            elif norm is not None or not _passes(kind, second, relu6):
                 break
             before = argument(before, 0, "input")
         first = module_of(before, model)
@@ -109,6 +105,13 @@ def _find_pairs(model: CapturedModel, relu6: bool) -> tuple[list[Pair], list[str
         else:
             pairs.append(Pair(first, module_of(norm, model), second, names))
     return pairs, notes
+
+
+def _passes(kind: Operator, second: Any, relu6: bool) -> bool:
+    """Whether a factor per channel can move past an operator to the layer that reads it."""
+    if kind.pool:
+        return not isinstance(second, nn.Linear)  # a pool mixes what a linear layer takes for channels
+    return kind.homogeneous or (relu6 and kind.name == "relu6")
 
 
 def _why_not(first: Any, norm: Any, second: Any, names: list[str], calls: Counter[str], reads: set[str]) -> str | None:

@@ -1,0 +1,148 @@
+"""Operator: one computation under all its names, and every fact about it that the rest of Bitwright asks for."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+from torch import fx, nn
+
+from bitwright.errors import ConfigError
+from bitwright.nn.mixins import QuantInputMixin
+from bitwright.registry import Registry, describe
+
+T = TypeVar("T")
+Source = type[nn.Module] | Callable[..., Any] | str
+Limits = tuple[float | None, float | None]  # the lowest and the highest value; None where there is no bound
+# A fact that holds for every call, or a function of the node and its module (None for functions and methods).
+PerCall = T | Callable[[fx.Node, nn.Module | None], T]
+
+OPERATORS: Registry["Operator"] = Registry("operator")
+_BY_SOURCE: dict[Source, "Operator"] = {}
+
+
+@dataclass(frozen=True)
+class Operator:
+    """What an operator is, not what a backend does with it. A computation without a record stays float.
+
+    Args:
+        name: what Bitwright, its rules and its reports call it.
+        sources: module classes, functions, and names of tensor methods.
+        rank: number of spatial dimensions: 2 for ``conv2d``, 0 where there are none or any number of them.
+        weight: whether it multiplies its input by a weight, the second argument of its function.
+        weight_axis: the axis of the weight that holds the output channels.
+        binary: whether it computes on two tensors, or on a tensor and a number.
+        elementwise: whether each value of the result depends only on the inputs' values at that place.
+        same_shape: whether the result has the shape of the first input. An activation always has.
+        homogeneous: whether f(s·x) = s·f(x) for every factor s > 0 per channel.
+        pool: whether it reduces windows of a plane to one value each.
+        averages_planes: whether it averages each plane (all spatial dimensions) to one value.
+        limits: the lowest and highest value of the result of a plain clamp, None for everything else.
+        carries: whether the result holds only values of the input (and zero), so that its scale still fits.
+        rearranges: whether the result holds exactly the values of the input, in another order or shape.
+    """
+
+    name: str
+    sources: tuple[Source, ...]
+    rank: int = 0
+    weight: bool = False
+    weight_axis: int = 0
+    binary: bool = False
+    elementwise: bool = False
+    same_shape: bool = False
+    homogeneous: bool = False
+    pool: bool = False
+    averages_planes: PerCall[bool] = False
+    limits: PerCall[Limits | None] = None
+    carries: PerCall[bool] = False
+    rearranges: bool = False
+
+    @property
+    def activation(self) -> bool:
+        """Whether it is a function of each value by itself."""
+        return self.elementwise and not self.binary
+
+    @property
+    def channel_axis(self) -> int:
+        """The axis of a layer's result that holds its output channels, counted from the end."""
+        return -1 - self.rank
+
+    @property
+    def carries_when(self) -> Literal["always", "sometimes", "never"]:
+        """Whether every call, some calls or no call passes its input's values on unchanged."""
+        return "sometimes" if callable(self.carries) else "always" if self.carries else "never"
+
+    def carries_scale(self, node: fx.Node, module: nn.Module | None) -> bool:
+        """Whether this call passes its input's values on unchanged."""
+        return self.carries(node, module) if callable(self.carries) else self.carries
+
+    def limits_of(self, node: fx.Node, module: nn.Module | None) -> Limits | None:
+        """The lowest and highest value this call lets pass if it is a plain clamp with known limits, else None."""
+        return self.limits(node, module) if callable(self.limits) else self.limits
+
+    def averages_planes_of(self, node: fx.Node, module: nn.Module | None) -> bool:
+        """Whether this call averages each plane to one value."""
+        return self.averages_planes(node, module) if callable(self.averages_planes) else self.averages_planes
+
+
+def register_operator(operator: Operator, *, override: bool = False) -> Operator:
+    """Add an operator, so that rules, backends and schedules can name it and ask for its traits.
+
+    ::
+
+        register_operator(Operator("squared_relu", (SquaredReLU, squared_relu), elementwise=True))
+
+    Args:
+        operator: the record.
+        override: replace an operator of the same name, and take sources over from the operators that have them.
+    """
+    for source in operator.sources:
+        taken = _BY_SOURCE.get(source)
+        if taken is not None and not override:
+            raise ConfigError(
+                f"operator {operator.name!r}: {describe(source)} already belongs to the operator {taken.name!r}; "
+                "pass override=True to take it over"
+            )
+    OPERATORS.register(operator.name, override=override)(operator)
+    _BY_SOURCE.update(dict.fromkeys(operator.sources, operator))
+    return operator
+
+
+def unregister_operator(name: str) -> None:
+    """Forget an operator; sources it had taken over go back to the operators that list them."""
+    OPERATORS.unregister(name)
+    _BY_SOURCE.clear()
+    for operator in OPERATORS.values():
+        _BY_SOURCE.update(dict.fromkeys(operator.sources, operator))
+
+
+def operator_of_source(source: Source) -> Operator | None:
+    """The operator that a module class, a function or a tensor method of that name computes."""
+    return _BY_SOURCE.get(source)
+
+
+def operator_of_module(module: nn.Module) -> Operator | None:
+    """The operator a module computes, by its class or by the parent whose ``forward`` it inherits."""
+    if "_input_quantizer" in module._modules:  # it quantizes its input itself: its values are not those that come in
+        return None
+    for cls in type(module).__mro__:
+        if cls in _BY_SOURCE:
+            return _BY_SOURCE[cls]
+        if "forward" in vars(cls) and not isinstance(module, QuantInputMixin):
+            return None  # a subclass with a forward of its own computes something else
+    return None
+
+
+def operator_of(node: fx.Node, modules: dict[str, nn.Module]) -> Operator | None:
+    """The operator a graph node computes, or None."""
+    if node.op == "call_module":
+        return operator_of_module(modules[str(node.target)])
+    if node.op in ("call_function", "call_method"):
+        return _BY_SOURCE.get(node.target)
+    return None
+
+
+def argument(node: fx.Node, module: nn.Module | None, position: int, name: str, default: Any = None) -> Any:  # noqa: ANN401
+    """An argument of a call: an attribute of the module, or what the function was given."""
+    if module is not None:
+        return getattr(module, name, default)
+    return node.kwargs.get(name, node.args[position] if len(node.args) > position else default)
