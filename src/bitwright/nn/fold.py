@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bitwright.errors import ConfigError
+from bitwright.numerics.snapshot import snapshot
 
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d | nn.SyncBatchNorm
@@ -71,7 +72,8 @@ class NormFold(Fold):
         norm = self.module
         if norm.running_mean is None or norm.running_var is None:
             raise ConfigError(f"a {type(norm).__name__} without running statistics cannot be folded")
-        return _normalization(norm.running_mean, norm.running_var, norm.weight, norm.bias, norm.eps)
+        tensors = norm.running_mean, norm.running_var, norm.weight, norm.bias
+        return _normalization(tensors, norm.eps, moving=self.by_batch)
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,7 +109,7 @@ class FunctionFold(Fold):
 
     def affine(self, channels: int, like: Tensor) -> tuple[Tensor, Tensor | None]:
         """Factor and shift by the running statistics."""
-        return _normalization(*self._tensors(), self.eps)
+        return _normalization(self._tensors(), self.eps, moving=self.by_batch)
 
     def _tensors(self) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
         weight = None if self.weight is None else self.weight()
@@ -194,8 +196,11 @@ def combine(folds: tuple[Fold, ...], channels: int, like: Tensor) -> tuple[Tenso
 
 
 def _normalization(
-    mean: Tensor, var: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+    tensors: tuple[Tensor, Tensor, Tensor | None, Tensor | None], eps: float, *, moving: bool
 ) -> tuple[Tensor, Tensor]:
+    mean, var, weight, bias = tensors
+    if moving and torch.compiler.is_compiling():
+        mean, var = snapshot(mean), snapshot(var)
     factor = torch.rsqrt(var + eps)
     factor = factor if weight is None else factor * weight
     shift = -mean * factor

@@ -2,8 +2,8 @@
 
 from torch import fx, nn
 
-from bitwright.graph import CapturedModel
 from bitwright.graph.facts import facts
+from bitwright.graph.model import users_class
 from bitwright.recipe import Subject
 
 
@@ -36,8 +36,8 @@ class Subjects:
 
 
 def _class_names(module: nn.Module) -> list[str]:
-    cls = module.__dict__.get("_origin", type(module)) if isinstance(module, CapturedModel) else type(module)
-    return [base.__name__ for base in cls.__mro__ if issubclass(base, nn.Module) and base is not nn.Module]
+    classes = users_class(module).__mro__
+    return [cls.__name__ for cls in classes if issubclass(cls, nn.Module) and cls is not nn.Module]
 
 
 def _join(prefix: str, name: str) -> str:

@@ -98,7 +98,9 @@ class TensorQuantizer(nn.Module, metaclass=_Kind):
             return x
         if self.mode is not Mode.QUANTIZE:
             if Mode.OBSERVE in self.mode:
-                self.observer(x)
+                # Observers count and branch in Python: compiled, they would be compiled anew for every batch.
+                observe = torch.compiler.disable(self.observer) if torch.compiler.is_compiling() else self.observer
+                observe(x)
             if Mode.QUANTIZE not in self.mode:
                 return x
         learned = learned_step(self.method, x)

@@ -62,7 +62,7 @@ def prepared(model, example, *others):
     return quantized
 
 
-class Moody(nn.Module):
+class DataDependent(nn.Module):
     """Decides by its data."""
 
     def __init__(self, width=4):

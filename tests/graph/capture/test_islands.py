@@ -9,11 +9,11 @@ from bitwright.graph import CapturedModel
 from bitwright.nn import QuantConv2d, QuantLinear
 from bitwright.preparation import Verdict
 from bitwright.quantizer import quantizers
-from tests.graph.capture.capturing import Moody, Net, image
+from tests.graph.capture.capturing import DataDependent, Net, image
 
 
 def test_data_dependent_control_flow_is_an_island():
-    model = nn.Sequential(nn.Conv2d(3, 4, 1), Moody(), nn.Conv2d(4, 2, 1)).eval()
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), DataDependent(), nn.Conv2d(4, 2, 1)).eval()
     x = image()
     quantized = bw.prepare(model, x)
     ledger = bw.ledger_of(quantized)
@@ -22,7 +22,7 @@ def test_data_dependent_control_flow_is_an_island():
     for batch in (x, image(5)):
         assert torch.equal(quantized(batch), model(batch))
         assert torch.equal(quantized(batch + 1000), model(batch + 1000))
-    assert isinstance(quantized.get_submodule("1"), Moody)
+    assert isinstance(quantized.get_submodule("1"), DataDependent)
     assert isinstance(quantized.get_submodule("1.inner"), CapturedModel)
     assert isinstance(quantized.get_submodule("1.inner.0"), QuantConv2d)
     assert isinstance(quantized.get_submodule("1.single"), QuantConv2d)
@@ -79,21 +79,21 @@ def test_an_island_inside_an_island():
         def __init__(self):
             super().__init__()
             self.first = nn.Conv2d(3, 4, 1)
-            self.moody = Moody()
-            self.blocks = nn.ModuleList([Moody(), nn.Sequential(nn.Conv2d(4, 4, 1), Moody())])
+            self.by_data = DataDependent()
+            self.blocks = nn.ModuleList([DataDependent(), nn.Sequential(nn.Conv2d(4, 4, 1), DataDependent())])
 
         def forward(self, x):
             x = self.first(x)
             if bool((x > 1e9).any()):
                 return x
-            x = self.moody(x)
+            x = self.by_data(x)
             for block in self.blocks:
                 x = block(x)
             return x
 
     model = Outer().eval()
     quantized = bw.prepare(model, image())
-    assert set(bw.ledger_of(quantized).islands) == {"", "moody", "blocks.0", "blocks.1.1"}
+    assert set(bw.ledger_of(quantized).islands) == {"", "by_data", "blocks.0", "blocks.1.1"}
     x = image(3)
     assert torch.equal(quantized(x), model(x))
     swapped = [n for n, m in quantized.named_modules() if isinstance(m, QuantConv2d)]

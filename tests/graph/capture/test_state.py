@@ -11,7 +11,7 @@ from bitwright.errors import ConfigError
 from bitwright.graph import capture_model
 from bitwright.nn import QuantLinear
 from bitwright.quantizer import quantizers
-from tests.graph.capture.capturing import Moody, Net, image, prepared, same
+from tests.graph.capture.capturing import DataDependent, Net, image, prepared, same
 
 
 class Talkative(nn.Module):
@@ -158,7 +158,7 @@ class Headed(nn.Module):
     def __init__(self):
         super().__init__()
         self.stem = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU())
-        self.island = Moody()
+        self.island = DataDependent()
         self.fc = nn.Linear(4, 2)
         self.unused = nn.Linear(7, 7)
         self.register_buffer("mean", torch.zeros(1), persistent=False)

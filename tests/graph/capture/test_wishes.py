@@ -13,7 +13,7 @@ from bitwright.errors import ConfigError, UnknownNameError
 from bitwright.graph import CapturedModel, capture_model
 from bitwright.nn import QuantConv2d
 from bitwright.preparation import Verdict
-from tests.graph.capture.capturing import Moody, image, prepared
+from tests.graph.capture.capturing import DataDependent, image, prepared
 
 
 class Block(nn.Module):
@@ -120,7 +120,7 @@ def test_leaves_in_the_recipe():
 
 
 def test_a_leaf_inside_an_island():
-    model = nn.Sequential(nn.Conv2d(3, 4, 1), Moody()).eval()
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), DataDependent()).eval()
     quantized = bw.prepare(model, image(), leaves=["1.inner"])
     assert convolutions(quantized) == {"0", "1.single"}
     assert type(quantized.get_submodule("1.inner")) is nn.Sequential
@@ -130,8 +130,8 @@ def test_a_leaf_inside_an_island():
 
 
 def test_a_leaf_may_hold_what_cannot_be_traced():
-    model = nn.Sequential(nn.Conv2d(3, 4, 1), Moody()).eval()
-    quantized = bw.prepare(model, image(), leaves=[Moody])
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), DataDependent()).eval()
+    quantized = bw.prepare(model, image(), leaves=[DataDependent])
     assert bw.ledger_of(quantized).islands == {}
     assert convolutions(quantized) == {"0"}
 
@@ -266,11 +266,11 @@ def test_the_explanation():
     class Whole(nn.Module):
         def __init__(self):
             super().__init__()
-            self.backbone, self.moody, self.deciding = Backbone(), Moody(), Deciding()
+            self.backbone, self.by_data, self.deciding = Backbone(), DataDependent(), Deciding()
             self.unused = nn.Linear(2, 2)
 
         def forward(self, x):
-            return self.deciding(self.moody(self.backbone(x)))
+            return self.deciding(self.by_data(self.backbone(x)))
 
     told = bw.explain_capture(Whole(), image(), leaves=["backbone.blocks.1"])
     states = {p.path: p.state for p in told.places}
@@ -286,20 +286,20 @@ def test_the_explanation():
         "backbone.blocks.2": "traced",
         "backbone.blocks.2.conv": "layer",
         "backbone.blocks.2.act": "layer",
-        "moody": "island",
-        "moody.inner": "captured",
-        "moody.inner.0": "layer",
-        "moody.inner.1": "layer",
-        "moody.inner.2": "layer",
-        "moody.single": "single",
+        "by_data": "island",
+        "by_data.inner": "captured",
+        "by_data.inner.0": "layer",
+        "by_data.inner.1": "layer",
+        "by_data.inner.2": "layer",
+        "by_data.single": "single",
         "deciding": "traced",
         "unused": "unused",
     }
     text = str(told)
     line = Deciding.forward.__code__.co_firstlineno + 1
     assert f"  if of gt gave True at {__file__}:{line}" in text
-    moody = f"{Moody.forward.__code__.co_filename}:{Moody.forward.__code__.co_firstlineno + 1}"
-    assert f"  moody [Moody] island: Untraceable: if asks for the data of a tensor (gt) at {moody}" in text
+    by_data = f"{DataDependent.forward.__code__.co_filename}:{DataDependent.forward.__code__.co_firstlineno + 1}"
+    assert f"  by_data [DataDependent] island: Untraceable: if asks for the data of a tensor (gt) at {by_data}" in text
     assert "    blocks [ModuleList] traced\n" in text
     assert "      1 [Block] leaf: by request: 'backbone.blocks.1'\n" in text
     assert text.startswith("(the model) [Whole] captured: ")

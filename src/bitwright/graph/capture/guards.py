@@ -65,8 +65,9 @@ def check_decision(value: Any, captured: Any, reader: str, where: str) -> None:
 @fx.has_side_effect
 def check_truth(value: Any, captured: bool, reader: str, where: str) -> None:
     """Refuse a number or a list that would not be as true, or as false, as it was when ``if`` asked."""
-    if bool(value) != captured:
-        raise CaptureError(_other(bool(value), captured, reader, where))
+    truth = True if value else False  # noqa: SIM210  bool() of a symbolic size stays symbolic in torch.compile
+    if truth is not captured:
+        raise CaptureError(_other(truth, captured, reader, where))
 
 
 @fx.has_side_effect

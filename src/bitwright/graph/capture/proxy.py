@@ -98,7 +98,7 @@ class ValueProxy(fx.Proxy):
         if isinstance(value, torch.Tensor):
             raise self.tracer.refuse(f"if asks for the data of a tensor ({self.node.name})")
         answer = bool(value)
-        self.tracer.decide(self, "if", check_decision if isinstance(value, bool) else check_truth, answer)
+        self.tracer.decide(self, "if", check_truth, answer)
         return answer
 
     def __int__(self) -> int:
