@@ -8,7 +8,7 @@ from torch import fx, nn
 from bitwright.graph.evaluate import ZerosEvaluator
 from bitwright.graph.facts import facts, has_facts, set_facts, set_value
 from bitwright.graph.model import CapturedModel
-from bitwright.graph.names import free_name
+from bitwright.graph.names import add_internal
 
 _UNKNOWN = object()
 
@@ -36,21 +36,14 @@ class NodeBuilder:
         """Call a method of a tensor, the first of ``args``."""
         return self._add("call_method", target, args, kwargs, name)
 
-    def module(self, target: str, *args: Any, name: str | None = None, **kwargs: Any) -> fx.Node:
-        """Call a submodule without parameters."""
+    def module(self, module: nn.Module, *args: Any, name: str, **kwargs: Any) -> fx.Node:
+        """Add a module without state to the model, and call it."""
+        target = add_internal(self.model, "parts", name, module.train(self.model.training))
         return self._add("call_module", target, args, kwargs, name)
 
     def attribute(self, target: str) -> fx.Node:
         """Read a parameter or buffer."""
         return self._add("get_attr", target, (), {}, None)
-
-    def new_module(self, wish: str, module: nn.Module) -> str:
-        """Add a module without state under the name wished for, or one like it that is free; return the name."""
-        parent_name, _, last = wish.rpartition(".")
-        parent = self.model.get_submodule(parent_name)
-        free = free_name(parent, last)
-        parent.add_module(free, module.train(parent.training))
-        return f"{parent_name}.{free}".lstrip(".")
 
     def _add(self, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str | None) -> fx.Node:
         with self.model.graph.inserting_before(self.before):
@@ -100,9 +93,13 @@ def replace(node: fx.Node, by: Any) -> None:
 
     Args:
         node: the node to be replaced.
-        by: another node, or a value or tuple of nodes that stands in its place among the arguments.
+        by: another node, or a value or tuple of nodes that takes its place among the arguments.
     """
     for user in list(node.users):
-        user.args = fx.node.map_arg(user.args, lambda n: by if n is node else n)
-        user.kwargs = fx.node.map_arg(user.kwargs, lambda n: by if n is node else n)
+        put_in_place(user, node, by)
     node.graph.erase_node(node)
+
+
+def put_in_place(user: fx.Node, old: fx.Node, by: Any) -> None:
+    """Let one node read something else instead of ``old``."""
+    user.args, user.kwargs = fx.node.map_arg((user.args, user.kwargs), lambda n: by if n is old else n)

@@ -2,9 +2,10 @@
 
 from collections.abc import Callable, Iterable, Iterator
 
-from torch import fx
+from torch import fx, nn
 
 from bitwright.graph.facts import facts
+from bitwright.nn.operators import Operator, operator_of, operator_of_module
 
 
 def first_input(node: fx.Node) -> fx.Node | None:
@@ -24,6 +25,31 @@ def back_through(node: fx.Node, passes: Callable[[fx.Node], bool]) -> Iterator[f
 def value_readers(node: fx.Node) -> list[fx.Node]:
     """The nodes that read a tensor's values, and not only its size."""
     return [user for user in node.users if not facts(user).plain]
+
+
+def between(earlier: fx.Node, later: fx.Node) -> list[fx.Node]:
+    """The nodes on the way back from ``later``, itself included, to ``earlier``, by first inputs."""
+    return [node for node in back_through(later, lambda n: n is not earlier) if node is not earlier]
+
+
+def operator_called(node: fx.Node, instance: object) -> Operator | None:
+    """The operator that a node computes; ``instance`` is the module that it calls, or anything else if none."""
+    return operator_of_module(instance) if isinstance(instance, nn.Module) else operator_of(node, {})
+
+
+def moves_values(node: fx.Node, instance: object) -> bool:
+    """Whether a call gives nothing but values of its first input."""
+    operator = operator_called(node, instance)
+    return operator is not None and operator.carries_scale(node, instance if isinstance(instance, nn.Module) else None)
+
+
+def calls_of_modules(model: fx.GraphModule) -> dict[nn.Module, list[fx.Node]]:
+    """The calls of each module that a model's graph calls, by whatever names."""
+    calls: dict[nn.Module, list[fx.Node]] = {}
+    for node in model.graph.nodes:
+        if node.op == "call_module":
+            calls.setdefault(model.get_submodule(str(node.target)), []).append(node)
+    return calls
 
 
 def needed_for(ends: Iterable[fx.Node], enters: Callable[[fx.Node], bool] = lambda _: True) -> list[fx.Node]:

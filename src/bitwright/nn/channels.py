@@ -8,6 +8,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+
 
 def output_channels(layer: Any) -> int:  # noqa: ANN401
     """How many channels come out of a layer."""

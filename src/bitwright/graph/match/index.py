@@ -42,6 +42,8 @@ class GraphIndex:
 
     def kind(self, node: fx.Node) -> Kind:
         """What a node calls."""
+        if node not in self._kinds:
+            self.refresh([node])
         return self._kinds[node]
 
     def instance(self, node: fx.Node) -> Any:

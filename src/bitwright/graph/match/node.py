@@ -3,13 +3,14 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import fx
 
 from bitwright.errors import ConfigError, suggest
-from bitwright.nn.operators import OPERATORS
+from bitwright.nn.operators import OPERATORS, Operator
 
 Checker = Callable[[fx.Node, Any], Any]
 FX_KINDS = ("placeholder", "get_attr", "output")
@@ -23,9 +24,20 @@ class InputMatchType(Enum):
     """
 
     ALL = "all"  # as many as the pattern says, in its order
+    FIRST = "first"  # those of the pattern come first, in its order; the node may have more
     COMMUTATIVE = "commutative"  # as many, in any order
     SUBSET = "subset"  # each of the pattern's is another one of the node's, in any order; the node may have more
     ANY_ORDER = "commutative"
+
+    @property
+    def ordered(self) -> bool:
+        """Whether inputs are compared position by position."""
+        return self in (InputMatchType.ALL, InputMatchType.FIRST)
+
+    @property
+    def exact(self) -> bool:
+        """Whether a node may have no more inputs than the pattern says."""
+        return self in (InputMatchType.ALL, InputMatchType.COMMUTATIVE)
 
 
 @dataclass(eq=False)
@@ -34,16 +46,19 @@ class MatcherNode:
 
     Args:
         name: what the node is called in this pattern.
-        inputs: the names of the pattern's nodes that go in, ``None`` for one that may be anything. ``None`` in the
-            place of the list leaves the inputs unlooked at.
+        inputs: the names of the pattern's nodes that go in, ``None`` for one that may be anything. ``None`` instead of
+            a list accepts any inputs.
         op_type: what the node may call: module classes (a QModule also answers to the class it stands for), functions,
-            tensor methods by name or as ``torch.Tensor.add``, operators by all their names as ``"op:relu"``, and
-            ``"placeholder"``, ``"get_attr"`` or ``"output"``. ``None``, for the list or in it, is anything at all.
+            tensor methods by name or as ``torch.Tensor.add``, operators under all their names as ``"op:relu"`` or as
+            their record, and ``"placeholder"``, ``"get_attr"`` or ``"output"``. ``None``, for the list or in it, is
+            anything at all.
         checker: called with the node and its instance (the module, function, or parameter). It returns whether
-            the node will do; a text, instead, is the reason why not, which is noted if all the rest matches.
+            the node will do; a text is the reason why not, which is noted if all the rest matches.
         input_match_type: how ``inputs`` are compared.
         subclasses: whether subclasses of the module classes match too.
-        outside_users: whether the node, where others of the pattern read it, may also be read from outside.
+        outside_users: whether the node, if others of the pattern read it, may also be read from outside.
+        through: what may stand between the node and the one input that it names, in any number: op types as for
+            ``op_type``, or a checker. Each passes its first argument on. A chain like this is part of the match.
     """
 
     name: str
@@ -53,19 +68,13 @@ class MatcherNode:
     input_match_type: InputMatchType = InputMatchType.ALL
     subclasses: bool = False
     outside_users: bool = True
-    _known: "dict[Kind, bool]" = field(default_factory=dict, init=False, repr=False)
+    through: Any = ()
+    _known: "dict[tuple[str, Kind], bool]" = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
             raise ConfigError(f"a MatcherNode's name must be a text that is not empty, not {self.name!r}")
-        if isinstance(self.inputs, str):
-            raise ConfigError(
-                f"the inputs of {self.name!r} must be a list of names or None, not the text {self.inputs!r}"
-            )
-        if self.inputs is not None:
-            self.inputs = tuple(self.inputs)
-            if wrong := [i for i in self.inputs if i is not None and not isinstance(i, str)]:
-                raise ConfigError(f"the inputs of {self.name!r} must be names or None, not {wrong[0]!r}")
+        self.inputs = _checked_inputs(self.name, self.inputs)
         if not isinstance(self.input_match_type, InputMatchType):
             names = ", ".join(InputMatchType.__members__)
             raise ConfigError(
@@ -74,13 +83,26 @@ class MatcherNode:
             )
         if self.checker is not None and not callable(self.checker):
             raise ConfigError(f"the checker of {self.name!r} must be a function, not {self.checker!r}")
-        self.op_type = _wanted(self.name, self.op_type)
+        self.op_type = _checked_types(f"the op_type of {self.name!r}", self.op_type)
+        self.through = _checked_through(self.name, self.through, self.inputs or ())
+
+    @cached_property
+    def named(self) -> set[str]:
+        """The names among the inputs."""
+        return {name for name in self.inputs or () if name is not None}
 
     def may_be(self, kind: "Kind") -> bool:
         """Whether the node may call what ``kind`` says."""
-        if kind not in self._known:
-            self._known[kind] = any(_answers(kind, wanted, self.subclasses) for wanted in self.op_type)
-        return self._known[kind]
+        return self._answers("op_type", kind)
+
+    def lets_through(self, node: fx.Node, kind: "Kind", instance: Any) -> bool:
+        """Whether a node of the graph may stand between this one and its input."""
+        return bool(self.through(node, instance)) if callable(self.through) else self._answers("through", kind)
+
+    def _answers(self, types: str, kind: "Kind") -> bool:
+        if (types, kind) not in self._known:
+            self._known[types, kind] = any(_answers(kind, each, self.subclasses) for each in getattr(self, types))
+        return self._known[types, kind]
 
 
 @dataclass(frozen=True)
@@ -100,45 +122,74 @@ class Kind:
     stands_for: tuple[type, ...] = ()
 
 
-def _wanted(name: str, op_type: Any) -> tuple[Any, ...]:
-    if op_type is None:
+def _checked_inputs(name: str, inputs: Any) -> tuple[str | None, ...] | None:
+    if inputs is None:
+        return None
+    if isinstance(inputs, str):
+        raise ConfigError(f"the inputs of {name!r} must be a list of names or None, not the text {inputs!r}")
+    if wrong := [i for i in inputs if i is not None and not isinstance(i, str)]:
+        raise ConfigError(f"the inputs of {name!r} must be names or None, not {wrong[0]!r}")
+    return tuple(inputs)
+
+
+def _checked_types(what: str, given: Any) -> tuple[Any, ...]:
+    if given is None:
         return (None,)
-    wanted = tuple(op_type) if isinstance(op_type, list | tuple | set | frozenset) else (op_type,)
+    wanted = tuple(given) if isinstance(given, list | tuple | set | frozenset) else (given,)
     if not wanted:
-        raise ConfigError(f"the op_type of {name!r} is empty, so nothing could match; None stands for anything")
+        raise ConfigError(f"{what} is empty, so nothing could match; None stands for anything")
     for each in wanted:
         if isinstance(each, str):
-            _check_text(name, each)
-        elif each is not None and not callable(each):
+            _check_text(what, each)
+        elif each is not None and not callable(each) and not isinstance(each, Operator):
             raise ConfigError(
-                f"the op_type of {name!r} must hold module classes, functions, names of tensor methods, 'op:…' "
-                f"or None, not {each!r}"
+                f"{what} must hold module classes, functions, names of tensor methods, 'op:…' or None, not {each!r}"
             )
     return wanted
 
 
-def _check_text(name: str, text: str) -> None:
+def _checked_through(name: str, through: Any, inputs: tuple[str | None, ...]) -> Any:
+    if through is None or through == ():
+        return ()
+    named = [i for i in inputs if i is not None]
+    if len(named) != 1:
+        raise ConfigError(f"{name!r} has a through, so its inputs must name one node, not {len(named)}")
+    is_checker = callable(through) and not isinstance(through, type)
+    return through if is_checker else _checked_types(f"the through of {name!r}", through)
+
+
+def _check_text(what: str, text: str) -> None:
     if text.startswith("op:"):
         known = [f"op:{operator}" for operator in OPERATORS]
         if text not in known:
-            raise ConfigError(f"the op_type of {name!r} has the unknown operator {text!r}{suggest(text, known)}")
+            raise ConfigError(f"{what} has the unknown operator {text!r}{suggest(text, known)}")
     elif text not in FX_KINDS and not hasattr(torch.Tensor, text):
         known = [*FX_KINDS, *(n for n in dir(torch.Tensor) if not n.startswith("_"))]
-        raise ConfigError(f"the op_type of {name!r} has {text!r}, which is no method of a tensor{suggest(text, known)}")
+        raise ConfigError(f"{what} has {text!r}, which is not a method of a tensor{suggest(text, known)}")
 
 
 def _answers(kind: Kind, wanted: Any, subclasses: bool) -> bool:
     if wanted is None:
         return True
     if isinstance(wanted, str):
-        if wanted.startswith("op:"):
-            return kind.operator == wanted[3:]
-        if wanted in FX_KINDS:
-            return kind.op == wanted
-        return kind.thing == wanted if kind.op == "call_method" else kind.thing is getattr(torch.Tensor, wanted)
+        return _answers_text(kind, wanted)
+    if isinstance(wanted, Operator):
+        return kind.operator == wanted.name
     if kind.thing is wanted or wanted in kind.stands_for:
         return True
     if kind.op == "call_method":
         return getattr(torch.Tensor, kind.thing, None) is wanted
-    classes = isinstance(wanted, type) and isinstance(kind.thing, type) and kind.op in ("call_module", "get_attr")
-    return subclasses and classes and any(issubclass(c, wanted) for c in (kind.thing, *kind.stands_for))
+    return subclasses and isinstance(wanted, type) and _is_kind_of(kind, wanted)
+
+
+def _answers_text(kind: Kind, wanted: str) -> bool:
+    if wanted.startswith("op:"):
+        return kind.operator == wanted[3:]
+    if wanted in FX_KINDS:
+        return kind.op == wanted
+    return kind.thing == wanted if kind.op == "call_method" else kind.thing is getattr(torch.Tensor, wanted)
+
+
+def _is_kind_of(kind: Kind, wanted: type) -> bool:
+    classes = (kind.thing, *kind.stands_for) if kind.op in ("call_module", "get_attr") else ()
+    return any(issubclass(c, wanted) for c in classes)

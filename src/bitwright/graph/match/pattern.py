@@ -64,36 +64,32 @@ class Pattern:
     by_name: dict[str, MatcherNode] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.nodes = tuple(self.nodes or ())
-        self.joint_checkers = tuple(JointChecker.of(item) for item in self.joint_checkers or ())
-        if not self.nodes:
-            raise ConfigError("a pattern needs at least one MatcherNode, and this one has none")
-        if wrong := [n for n in self.nodes if not isinstance(n, MatcherNode)]:
-            raise ConfigError(f"a pattern consists of MatcherNodes, not {wrong[0]!r}")
+        self.nodes = _checked_nodes(self.nodes)
+        self.joint_checkers = tuple(map(JointChecker.of, self.joint_checkers or ()))
         self.by_name = {node.name: node for node in self.nodes}
+        read = set().union(*(node.named for node in self.nodes))
+        self.anchors = tuple(name for name in self.by_name if name not in read)
         self._check_names()
-        read = {name for node in self.nodes for name in node.inputs or () if name is not None}
-        self.anchors = tuple(node.name for node in self.nodes if node.name not in read)
         self._check_acyclic()
         self._check_connected()
 
     def _check_names(self) -> None:
         names = [node.name for node in self.nodes]
         if twice := [name for name in self.by_name if names.count(name) > 1]:
-            raise ConfigError(f"the pattern has several nodes called {twice[0]!r}; each needs a name of its own")
+            raise ConfigError(f"the pattern has several nodes called {twice[0]!r}; each needs its own name")
         for node in self.nodes:
-            for name in node.inputs or ():
-                if name is not None and name not in self.by_name:
-                    raise ConfigError(
-                        f"the input {name!r} of {node.name!r} is no node of the pattern{suggest(name, names)}"
-                    )
+            if unknown := node.named - self.by_name.keys():
+                name = min(unknown)
+                raise ConfigError(
+                    f"the input {name!r} of {node.name!r} is not a node of the pattern{suggest(name, names)}"
+                )
         for joint in self.joint_checkers:
-            for name in joint.names:
-                if name not in self.by_name:
-                    raise ConfigError(f"a joint checker names {name!r}, no node of the pattern{suggest(name, names)}")
+            if unknown := set(joint.names) - self.by_name.keys():
+                name = min(unknown)
+                raise ConfigError(f"a joint checker names {name!r}, not a node of the pattern{suggest(name, names)}")
 
     def _check_acyclic(self) -> None:
-        waiting = {n.name: {i for i in n.inputs or () if i is not None} for n in self.nodes}
+        waiting = {node.name: node.named for node in self.nodes}
         while ready := [name for name, inputs in waiting.items() if not inputs & waiting.keys()]:
             for name in ready:
                 del waiting[name]
@@ -101,11 +97,18 @@ class Pattern:
             raise ConfigError(f"the pattern's nodes go round in a circle: {', '.join(map(repr, waiting))}")
 
     def _check_connected(self) -> None:
-        blocks = [{name} for name in self.by_name]
-        links = [{n.name, *(i for i in n.inputs or () if i is not None)} for n in self.nodes]
-        for link in (*links, *(set(joint.names) for joint in self.joint_checkers)):
-            touched = [b for b in blocks if b & link]
-            blocks = [b for b in blocks if not b & link] + [set().union(*touched)]
+        blocks: list[set[str]] = []
+        for link in [{node.name} | node.named for node in self.nodes] + [set(j.names) for j in self.joint_checkers]:
+            apart = [block for block in blocks if not block & link]
+            blocks = [*apart, link.union(*(block for block in blocks if block & link))]
         if len(blocks) > 1:
-            shown = " and ".join("(" + ", ".join(sorted(b)) + ")" for b in sorted(blocks, key=sorted))
+            shown = " and ".join(f"({', '.join(block)})" for block in sorted(map(sorted, blocks)))
             raise ConfigError(f"the pattern falls apart into {shown}; join them by their inputs or by a joint checker")
+
+
+def _checked_nodes(nodes: Any) -> tuple[MatcherNode, ...]:
+    if not nodes:
+        raise ConfigError("a pattern needs at least one MatcherNode, and this one has none")
+    if wrong := [n for n in nodes if not isinstance(n, MatcherNode)]:
+        raise ConfigError(f"a pattern consists of MatcherNodes, not {wrong[0]!r}")
+    return tuple(nodes)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from torch import fx
+from torch import fx, nn
 
 from bitwright.graph.build import NodeBuilder
 from bitwright.graph.facts import dtype_of, is_floating, shape_of
@@ -25,7 +25,7 @@ class Attention:
 
     Args:
         in_weight: the packed projection, or None where there are ``separate_weights`` for query, key and value.
-        dropout: the name of a module that drops attention weights while training, if they are dropped.
+        dropout: the module that drops attention weights while training, if they are dropped.
         explicit: write the products out, instead of calling ``scaled_dot_product_attention``.
     """
 
@@ -47,7 +47,7 @@ class Attention:
     need_weights: bool = True
     average_weights: bool = True
     is_causal: bool = False
-    dropout: str | None = None
+    dropout: nn.Module | None = None
     explicit: bool = True
 
     @property
@@ -176,7 +176,7 @@ class AttentionBuilder:
             weights = build.method("flatten", build.function(add_mask, apart, mask), 0, 1)
         weights = build.function(F.softmax, weights, dim=-1)
         if self.call.dropout is not None:
-            weights = build.module(self.call.dropout, weights)
+            weights = build.module(self.call.dropout, weights, name=self._name("dropout"))
         out = build.method("transpose", build.function(torch.bmm, weights, v), 0, 1)  # (L, N·H, D)
         return build.method("flatten", build.method("unflatten", out, 1, (-1, heads)), 2), weights
 
@@ -186,7 +186,7 @@ class AttentionBuilder:
         if self.call.dropout is None:
             out = build.function(F.scaled_dot_product_attention, q, k, v, attn_mask=mask, is_causal=causal)
         else:
-            out = build.module(self.call.dropout, q, k, v, mask, causal)
+            out = build.module(self.call.dropout, q, k, v, mask, causal, name=self._name("product"))
         return build.method("flatten", build.method("permute", out, 2, 0, 1, 3), 2)
 
     def _returned(self, weights: fx.Node) -> fx.Node:

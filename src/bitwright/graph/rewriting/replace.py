@@ -9,6 +9,8 @@ from torch import fx, nn
 from bitwright.graph.match.node import MatcherNode
 from bitwright.graph.names import container, free_name, node_name
 
+Replacement = fx.Node | Sequence[fx.Node | None]
+
 
 class ReplaceStrategy(Enum):
     """Which of the matches are rewritten, and whether the graph is searched again afterwards.
@@ -62,17 +64,23 @@ class ReplacePatternBase:
                 return new_node
 
     Options are keyword arguments of ``__init__`` with defaults (a dataclass will do); the recipe sets them by name.
-    A new instance is made for each run on each model.
+    Each run on each model has a new instance, so an instance may remember what it has done.
     """
 
     done = "replaced"
     """The word for what this does, in its notes: "folded" gives "not folded: bn1, …"."""
 
+    strategy = ReplaceStrategy.APPLY_NOINTERSECT_REPEAT
+    """Which matches are rewritten, unless ``make_matching_strategy`` says so."""
+
     _notes: list[str]
+
+    def begin(self, model: fx.GraphModule) -> None:
+        """Look at the whole model before anything else is asked, as checkers may have to know it."""
 
     def make_ops(self) -> Sequence[MatcherNode]:
         """The nodes of the pattern."""
-        raise NotImplementedError(f"{type(self).__qualname__} must say what it matches, by make_ops()")
+        raise NotImplementedError(f"{type(self).__qualname__} must say in make_ops() what it matches")
 
     def make_nodes(self) -> Sequence[MatcherNode]:
         """The later name of ``make_ops``; either may be overridden."""
@@ -80,7 +88,7 @@ class ReplacePatternBase:
 
     def make_matching_strategy(self) -> ReplaceStrategy:
         """Which matches are rewritten."""
-        return ReplaceStrategy.APPLY_NOINTERSECT_REPEAT
+        return self.strategy
 
     def make_joint_checkers(self) -> Sequence[tuple[Sequence[str], Any]]:
         """Conditions on several nodes: ``(names, function)``, called with the nodes and ``modules``, by node name."""
@@ -92,7 +100,8 @@ class ReplacePatternBase:
         modules_dict: dict[str, Any],
         model: fx.GraphModule,
         transform_idx: int,
-    ) -> fx.Node | Mapping[str, fx.Node] | None:
+        /,
+    ) -> "Replacement | Mapping[str, Replacement] | None":
         """Make what takes the place of one match; new nodes go after the matched ones unless told otherwise.
 
         Args:
@@ -102,13 +111,17 @@ class ReplacePatternBase:
             transform_idx: 0 at the first match in this model, 1 at the next, …: for names of new modules.
 
         Returns:
-            The node that takes the anchor's place; or, for several anchors, the new nodes by the names of those they
-            replace; or None, where nothing is to be replaced (a module was changed in place).
+            What takes the anchor's place: a node or, for a call that returns several values, a tuple of nodes (None
+            where nothing reads a value). For several anchors, these by the names of the anchors. None, if nothing
+            is to be replaced because something was changed in place.
         """
-        raise NotImplementedError(f"{type(self).__qualname__} must say what takes the place, by get_new_graph()")
+        raise NotImplementedError(f"{type(self).__qualname__} must say in get_new_graph() what takes the place")
+
+    def finish(self, model: fx.GraphModule) -> None:
+        """Do what is left to do for all matches together, once each of them was rewritten."""
 
     def note(self, text: str) -> None:
-        """Write a line into the record of the run; without one, there is a line about each node replaced."""
+        """Write a line into the record of the run, instead of the usual one about the nodes replaced."""
         self._notes.append(text)
 
     def near_miss(self, node: fx.Node, reason: str) -> None:
@@ -116,7 +129,7 @@ class ReplacePatternBase:
         self._notes.append(f"not {self.done}: {node_name(node)}, {reason}")
 
     def add_module(self, model: nn.Module, name: str, module: nn.Module) -> str:
-        """Set ``module`` in ``model`` under a dotted name that is not taken, and return it: a node's target."""
+        """Set ``module`` in ``model`` under the dotted name, or a free one like it; return that, a node's target."""
         *path, last = name.split(".")
         parent = container(model, path)
         free = free_name(parent, last)
@@ -124,7 +137,7 @@ class ReplacePatternBase:
         return ".".join((*path, free))
 
     def apply(self, model: fx.GraphModule) -> bool:
-        """Rewrite a model by this pattern alone; says whether anything was changed."""
+        """Rewrite a model by this pattern alone; return whether anything changed."""
         from bitwright.graph.rewriting.rewrite import rewrite
 
         modified = rewrite(self, model, type(self).__qualname__).modified

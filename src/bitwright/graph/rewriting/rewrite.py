@@ -1,22 +1,24 @@
 """The engine of pattern schedules: search, rewrite every match, and search again until nothing is left to do."""
 
-from collections.abc import Callable, Iterable, Mapping
+import operator
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import fx
 
 from bitwright.errors import ConfigError, ScheduleError, suggest
-from bitwright.graph.build import describe_new
+from bitwright.graph.build import describe_new, put_in_place, replace
 from bitwright.graph.effects import remove_unused
 from bitwright.graph.facts import facts, inherit_facts
 from bitwright.graph.match.find import Match, Matcher, is_in_graph
 from bitwright.graph.match.index import GraphIndex
 from bitwright.graph.match.pattern import Pattern
 from bitwright.graph.names import node_name
-from bitwright.graph.rewriting.replace import ReplacePatternBase, ReplaceStrategy
+from bitwright.graph.rewriting.replace import Replacement, ReplacePatternBase, ReplaceStrategy
 from bitwright.graph.rewriting.settle import Settling
 from bitwright.graph.rewriting.sort import sort_nodes
+from bitwright.graph.walks import needed_for
 
 
 @dataclass
@@ -50,6 +52,7 @@ class _Rewriter:
         self.name = name
         self.result = PassResult(name)
         schedule._notes = self.result.notes
+        self._guard("begin", lambda: schedule.begin(model))
         self.strategy: ReplaceStrategy = self._guard("make_matching_strategy", schedule.make_matching_strategy)
         if not isinstance(self.strategy, ReplaceStrategy):
             raise ConfigError(
@@ -65,8 +68,8 @@ class _Rewriter:
     def run(self, index: GraphIndex) -> PassResult:
         watch = Settling(index)
         while True:
-            near: dict[tuple[fx.Node, ...], Match] = {}
-            last = self._sweep(index, near)
+            found: list[Match] = self._guard("matching", lambda index=index: list(self.matcher.find_near(index)))
+            last = self._sweep([m for m in found if not m.reasons], index)
             if last is None or not self.strategy.repeats:
                 break
             index = GraphIndex(self.model)
@@ -76,19 +79,14 @@ class _Rewriter:
                     f"{self.result.applied} times and still matches, last at {self._place(last)}; "
                     "let its checkers refuse what it has made"
                 )
-        for anchors, match in near.items():
-            if not all(map(is_in_graph, anchors)):
-                continue
-            self.schedule.near_miss(match.nodes[self.pattern.anchors[-1]], "; ".join(match.reasons))
+        self._tell_near_misses(found)
+        before = len(self.result.notes)
+        self._guard("finish", lambda: self.schedule.finish(self.model))
+        self.result.modified |= self._did_something_since(before)
         return self.result
 
-    def _sweep(self, index: GraphIndex, near: dict[tuple[fx.Node, ...], Match]) -> Match | None:
-        """Search once and rewrite; fill ``near`` with the near misses, one for each set of anchors."""
-        found = self._guard("matching", lambda: list(self.matcher.find_near(index)))
-        matches = [m for m in found if not m.reasons]
-        matched = {self._anchors(m) for m in matches}
-        for miss in (m for m in found if m.reasons and self._anchors(m) not in matched):
-            near.setdefault(self._anchors(miss), miss)
+    def _sweep(self, matches: list[Match], index: GraphIndex) -> Match | None:
+        """Rewrite the matches of one search, as far as the strategy says; return the last that was rewritten."""
         touched: set[fx.Node] = set()
         last: Match | None = None
         for match in matches:
@@ -103,6 +101,16 @@ class _Rewriter:
                 break
         return last
 
+    def _tell_near_misses(self, found: list[Match]) -> None:
+        """Note one near miss for each set of anchors that are still there and have no match."""
+        matched = {self._anchors(m) for m in found if not m.reasons}
+        near: dict[tuple[fx.Node, ...], Match] = {}
+        for miss in (m for m in found if m.reasons and self._anchors(m) not in matched):
+            near.setdefault(self._anchors(miss), miss)
+        for anchors, miss in near.items():
+            if all(map(is_in_graph, anchors)):
+                self.schedule.near_miss(anchors[-1], "; ".join(miss.reasons))
+
     def _apply(self, match: Match, index: GraphIndex) -> None:
         self.done.add(match.key)
         before = len(self.result.notes)
@@ -116,45 +124,56 @@ class _Rewriter:
         self.result.applied += 1
         replaced = {o: n for o, n in self._replacements(answer, match).items() if o is not n}
         if replaced:
-            self._put(replaced, match, index)
             names = ", ".join(node_name(old) for old in replaced)
+            self._put(replaced, match, index)
             if len(self.result.notes) == before:
                 self.schedule.note(f"{self.schedule.done} {names}")
-        noted = any(not line.startswith("not ") for line in self.result.notes[before:])
-        self.result.modified |= bool(replaced) or noted
+        self.result.modified |= bool(replaced) or self._did_something_since(before)
 
-    def _replacements(self, answer: Any, match: Match) -> dict[fx.Node, fx.Node]:
+    def _did_something_since(self, before: int) -> bool:
+        return any(not line.startswith("not ") for line in self.result.notes[before:])
+
+    def _replacements(self, answer: Any, match: Match) -> dict[fx.Node, Replacement]:
+        """What get_new_graph returned, checked, by the node that it replaces."""
         where = f"the schedule {self.name!r}, at {self._place(match)},"
         if answer is None:
             return {}
-        if isinstance(answer, fx.Node):
+        if isinstance(answer, fx.Node | tuple | list):
             if len(self.pattern.anchors) > 1:
                 names = ", ".join(self.pattern.anchors)
                 raise ScheduleError(f"{where} has several anchors ({names}): return the new nodes as a dict by name")
             answer = {self.pattern.anchors[0]: answer}
         if not isinstance(answer, Mapping):
             raise ScheduleError(f"{where} must return a node, a dict of nodes by name, or None, not {answer!r}")
-        for name, node in answer.items():
+        for name, made in answer.items():
             if name not in match.nodes:
-                raise ScheduleError(f"{where} replaces {name!r}, no node of its pattern{suggest(name, match.nodes)}")
-            if not isinstance(node, fx.Node) or not is_in_graph(node) or node.graph is not self.model.graph:
-                raise ScheduleError(f"{where} replaces {name!r} by {node!r}, which is no node of the model's graph")
-        return {match.nodes[name]: node for name, node in answer.items()}
+                known = suggest(name, match.nodes)
+                raise ScheduleError(f"{where} replaces {name!r}, which is not a node of its pattern{known}")
+            self._check_made(made, f"{where} replaces {name!r}")
+        return {match.nodes[name]: made for name, made in answer.items()}
 
-    def _put(self, replaced: dict[fx.Node, fx.Node], match: Match, index: GraphIndex) -> None:
+    def _check_made(self, made: Any, where: str) -> None:
+        given = [part for part in made if part is not None] if isinstance(made, tuple | list) else [made]
+        for node in given:
+            if not isinstance(node, fx.Node) or not is_in_graph(node) or node.graph is not self.model.graph:
+                raise ScheduleError(f"{where} by {node!r}, which is not a node of the model's graph")
+
+    def _put(self, replaced: dict[fx.Node, Replacement], match: Match, index: GraphIndex) -> None:
         """Let everybody read the new nodes, but the new nodes themselves; then take away what nobody reads."""
-        new = _new_nodes(replaced.values(), index)
+        ends = [n for made in replaced.values() for n in _parts(made) if n is not None]
+        new = dict.fromkeys(needed_for(ends, lambda node: not index.knows(node)))
         _bring_into_order(new)
-        for old, node in replaced.items():
-            if node in new:
-                inherit_facts(old, node)
-            old.replace_all_uses_with(node, delete_user_cb=lambda user, node=node: user not in new and user is not node)
-        scope = facts(next(iter(replaced))).scope
         taken = tuple(dict.fromkeys(node_name(node) for node in match.key))
+        scope = facts(next(iter(replaced))).scope
+        for old, made in replaced.items():
+            if isinstance(made, fx.Node):
+                _hand_over(old, made, new)
+            else:
+                _hand_over_parts(old, made, new)
         describe_new(self.model, new, scope, taken)
         index.refresh(new)
         remove_unused(self.model, reversed(match.key), replaced=match.key)
-        if any(not node < user for node in replaced.values() for user in node.users):
+        if any(not node < user for node in ends for user in node.users):
             self._guard(f"its result at {self._place(match)}", lambda: sort_nodes(self.model.graph))
 
     def _anchors(self, match: Match) -> tuple[fx.Node, ...]:
@@ -175,18 +194,28 @@ class _Rewriter:
             ) from error
 
 
-def _new_nodes(ends: Iterable[fx.Node], index: GraphIndex) -> dict[fx.Node, None]:
-    """The nodes that came into being since the index was made, from which ``ends`` are computed, in order."""
-    found: dict[fx.Node, None] = {}
-    waiting = [(node, False) for node in ends]
-    while waiting:
-        node, inputs_done = waiting.pop()
-        if inputs_done:
-            found[node] = None
-        elif not index.knows(node) and node not in found:
-            waiting.append((node, True))
-            waiting += [(n, False) for n in node.all_input_nodes]
-    return found
+def _parts(made: Replacement) -> Sequence[fx.Node | None]:
+    return (made,) if isinstance(made, fx.Node) else made
+
+
+def _hand_over(old: fx.Node, made: fx.Node, new: Collection[fx.Node]) -> None:
+    """Let all readers of a node read another one, except those that were made with it."""
+    if made in new:
+        inherit_facts(old, made)
+    old.replace_all_uses_with(made, delete_user_cb=lambda user: user not in new and user is not made)
+
+
+def _hand_over_parts(old: fx.Node, parts: Sequence[fx.Node | None], new: Collection[fx.Node]) -> None:
+    """Let those who read one value of a call read its part, and those who read the whole a tuple of all parts."""
+    for user in [u for u in old.users if u not in new]:
+        index = user.args[1] if user.target is operator.getitem and user.args[0] is old else None
+        if isinstance(index, int) and -len(parts) <= index < len(parts):
+            part = parts[index]
+            if part is not None and part in new:
+                inherit_facts(user, part)
+            replace(user, part)
+        else:
+            put_in_place(user, old, tuple(parts))
 
 
 def _bring_into_order(nodes: Iterable[fx.Node]) -> None:

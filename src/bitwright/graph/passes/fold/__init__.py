@@ -1,1 +1,1 @@
-"""What folding into layers is made of: expressions of constants, stand-ins for norms, and layers that fold inputs."""
+"""What the schedules that fold share: how they note a refusal, arithmetic with constants, and channel shuffles."""

@@ -1,17 +1,18 @@
 """Channel shuffles between a layer and a norm: found by sending channel numbers through the nodes between them."""
 
+from typing import Any
+
 import torch
 from torch import fx, nn
 
 from bitwright.graph.evaluate import Evaluator
 from bitwright.graph.facts import facts, shape_of
-from bitwright.graph.walks import value_readers
-from bitwright.nn.operators import operator_of
+from bitwright.graph.walks import operator_called, value_readers
 
 
-def only_moves(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
-    """Whether a node only moves values, and one other node reads them."""
-    kind = operator_of(node, modules)
+def rearranges(node: fx.Node, instance: Any) -> bool:
+    """Whether a node only rearranges values, and one other node reads them."""
+    kind = operator_called(node, instance)
     return kind is not None and kind.rearranges and not facts(node).written and len(value_readers(node)) == 1
 
 

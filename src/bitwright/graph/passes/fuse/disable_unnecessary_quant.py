@@ -2,29 +2,42 @@
 
 A backend that computes both at once never rounds what is between them. This marks the activations whose input nobody
 else reads; those that the backend can fuse (``Backend.fused``) then join the integer operator before them. Switched
-off, every activation stands by itself, and what goes into it is quantized as well.
+off, every activation stands by itself, and its input is quantized as well.
 """
+
+from typing import Any
 
 from torch import fx
 
 from bitwright.graph.facts import set_facts
-from bitwright.graph.model import CapturedModel
+from bitwright.graph.match import InputMatchType, MatcherNode
+from bitwright.graph.rewriting.replace import ReplacePatternBase, ReplaceStrategy
 from bitwright.graph.rewriting.schedule import register_schedule
-from bitwright.nn.operators import operator_of
+from bitwright.nn.operators import OPERATORS
 
 
 @register_schedule("disable_unnecessary_quant", stage="fuse", after="*")
-def disable_unnecessary_quant(model: CapturedModel) -> list[str]:
+class ReplacePattern(ReplacePatternBase):
     """Mark every activation that may join what is before it, and say where others read that too."""
-    modules = dict(model.named_modules())
-    notes = []
-    for node in model.graph.nodes:
-        kind = operator_of(node, modules)
-        before = node.args[0] if node.args else None
-        if kind is None or not kind.activation or not isinstance(before, fx.Node):
-            continue
-        if len(before.users) > 1:
-            notes.append(f"not joined: {node.name} and {before.name}, which has {len(before.users)} users")
-            continue
-        set_facts(node, joins=True)
-    return notes
+
+    strategy = ReplaceStrategy.APPLY_INTERSECT
+
+    def make_ops(self) -> list[MatcherNode]:
+        """An activation, and whatever is before it."""
+        activations = [operator for operator in OPERATORS.values() if operator.activation]
+        return [
+            MatcherNode("before", None, None, _has_one_user),
+            MatcherNode("activation", ["before"], activations, input_match_type=InputMatchType.FIRST),
+        ]
+
+    def near_miss(self, node: fx.Node, reason: str) -> None:
+        """Name both nodes."""
+        self.note(f"not joined: {node.name} and {reason}")
+
+    def get_new_graph(self, nodes_dict: dict[str, fx.Node], *_: Any) -> None:
+        """Leave the graph as it is, and note a fact."""
+        set_facts(nodes_dict["activation"], joins=True)
+
+
+def _has_one_user(node: fx.Node, _: Any) -> bool | str:
+    return len(node.users) == 1 or f"{node.name}, which has {len(node.users)} users"

@@ -5,100 +5,126 @@
 The BatchNorm keeps its place and name in the model, and its statistics go on moving in training; see ``QuantLayer``
 for when which form is computed. What is folded:
 
-- ``nn.BatchNorm1d`` to ``3d``, and calls of ``F.batch_norm``, as norms with a forward of their own make them;
+- ``nn.BatchNorm1d`` to ``3d``, and calls of ``F.batch_norm``, as norms with their own forward make them;
 - after a layer that is called several times, if each call goes into the same norm;
 - through a channel shuffle:  bn(shuffle(conv(x)))  ->  shuffle(conv'(x)), with γ, β, mean and var in the layer's order.
 """
 
-from collections import defaultdict
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import fx, nn
 
-from bitwright.graph.build import argument, module_of, replace
+from bitwright.graph.build import argument, replace
 from bitwright.graph.expression import Expression, is_constant
-from bitwright.graph.facts import facts
-from bitwright.graph.model import CapturedModel
-from bitwright.graph.passes.fold.shuffle import channel_order, only_moves
+from bitwright.graph.facts import facts, shape_of
+from bitwright.graph.match import InputMatchType, MatcherNode
+from bitwright.graph.names import node_name
+from bitwright.graph.passes.fold.pattern import is_layer
+from bitwright.graph.passes.fold.shuffle import channel_order, rearranges
+from bitwright.graph.rewriting.replace import ReplacePatternBase, ReplaceStrategy
 from bitwright.graph.rewriting.schedule import register_schedule
-from bitwright.graph.walks import back_through
+from bitwright.graph.walks import calls_of_modules, first_input
 from bitwright.nn.fold import NORMS, Fold, FunctionFold, NormFold, ShuffledFold
-from bitwright.nn.layer import QuantLayer
 
-_FUNCTIONS = (F.batch_norm, torch.batch_norm)
 _TENSORS = {"running_mean": 1, "running_var": 2, "weight": 3, "bias": 4}
 
 
 @register_schedule("fold_batchnorm", stage="fuse", aliases=("fuse_bn",))
-def fold_batchnorm(model: CapturedModel) -> list[str]:
+class ReplacePattern(ReplacePatternBase):
     """Fold every BatchNorm that can be, and say why the others cannot."""
-    calls: dict[object, list[fx.Node]] = defaultdict(list)
-    for node in model.graph.nodes:
-        if node.op == "call_module":
-            calls[node.target].append(node)
-    modules = dict(model.named_modules())
-    notes = []
-    settled: set[object] = set()
-    for node in list(model.graph.nodes):
-        if not isinstance(module_of(node, model), NORMS) and node.target not in _FUNCTIONS:
-            continue
-        name = str(node.target) if node.op == "call_module" else node.name
-        if name in settled:
-            continue
-        settled.add(name)
-        together = calls[node.target] if node.op == "call_module" else [node]
-        found = _find_layer(model, node, modules)
-        if isinstance(found, str):
-            notes.append(f"not folded: {name}, {found}")
-            continue
-        before, order = found
-        module = module_of(node, model)
-        norm = NormFold(module) if isinstance(module, NORMS) else _function_fold(model, node)
-        if reason := _why_not(model, together, norm, before, calls[before.target], order):
-            notes.append(f"not folded: {name}, {reason}")
-            continue
-        _fold(model.get_submodule(str(before.target)), norm, order)  # pyrefly: ignore
-        for call in together:
-            replace(call, argument(call, 0, "input"))
+
+    done = "folded"
+    strategy = ReplaceStrategy.APPLY_INTERSECT
+
+    def begin(self, model: fx.GraphModule) -> None:
+        """Find out how often each module is called."""
+        self.model = model
+        self.calls = calls_of_modules(model)
+
+    def make_ops(self) -> list[MatcherNode]:
+        """A norm, and what is before it or before a channel shuffle."""
+        return [
+            MatcherNode("layer", None, None, _is_layer),
+            MatcherNode(
+                "norm",
+                ["layer"],
+                ["op:batch_norm", nn.SyncBatchNorm],
+                input_match_type=InputMatchType.FIRST,
+                through=rearranges,
+            ),
+        ]
+
+    def make_joint_checkers(self) -> list[Any]:
+        """The norm is a map of the layer's channels, and nobody reads what is before it."""
+        return [(("layer", "norm"), self._fits)]
+
+    def get_new_graph(
+        self, nodes_dict: dict[str, fx.Node], modules_dict: dict[str, Any], model: Any, transform_idx: int
+    ) -> fx.Node | None:
+        """Give the layer a fold, and let whoever reads a norm, at any of its calls, read its input."""
+        layer, norm = nodes_dict["layer"], nodes_dict["norm"]
+        fold: Any = self._fold(norm, modules_dict["norm"])
+        order = self._order(layer, norm)
+        modules_dict["layer"].after = (fold if order is None else ShuffledFold(fold, torch.tensor(order)),)
+        for call in self._calls_of(norm):
+            if call is not norm:
+                replace(call, first_input(call))
         through = "" if order is None else " through the channel shuffle between them"
-        notes.append(f"folded {name} into {before.target}{through}")
-    return notes
+        self.note(f"folded {node_name(norm)} into {layer.target}{through}")
+        return first_input(norm)
+
+    def _calls_of(self, norm: fx.Node) -> list[fx.Node]:
+        return self.calls[self.model.get_submodule(str(norm.target))] if norm.op == "call_module" else [norm]
+
+    def _order(self, layer: fx.Node, norm: fx.Node) -> list[int] | None:
+        """The order in which a layer's channels arrive at a norm, if they are shuffled."""
+        start = first_input(norm)
+        return None if start is None or start is layer else channel_order(layer, start, self.model)
+
+    def _fold(self, node: fx.Node, module: Any) -> Fold | str:
+        """A norm as a fold, or why it is not one."""
+        if not isinstance(module, NORMS):
+            return _function_fold(self.model, node)
+        return "it has no running statistics" if module.running_mean is None else NormFold(module)
+
+    def _fits(self, layer: fx.Node, norm: fx.Node, modules: dict[str, Any]) -> bool | str:
+        direct = first_input(norm) is layer
+        if not direct and (not is_layer(modules["layer"]) or self._order(layer, norm) is None):
+            return False
+        if not is_layer(modules["layer"]):
+            return True  # its checker has told why not
+        fold = self._fold(norm, modules["norm"])
+        reason = fold if isinstance(fold, str) else self._why_apart(layer, norm, modules["layer"], direct)
+        return reason or True
+
+    def _why_apart(self, layer: fx.Node, norm: fx.Node, module: Any, direct: bool) -> str | None:
+        norms, layers = self._calls_of(norm), self.calls[module]
+        if any(facts(call).written for call in norms):
+            return "it shares memory with a tensor that is written to in place"
+        if module.after:
+            return f"{layer.target} before it has a norm folded in already"
+        if direct and len(layer.users) > 1:
+            return f"{layer.target} before it has {len(layer.users)} users"
+        if (len(norms), len(layers)) != (1, 1) and not (direct and _go_together(norms, layers)):
+            return "it or the layer before it is called more than once"
+        if isinstance(module, nn.Linear) and len(shape_of(layer) or ()) != 2:
+            return "it normalises another axis than the one the linear layer produces"
+        return None
 
 
-def _find_layer(
-    model: CapturedModel, node: fx.Node, modules: dict[str, nn.Module]
-) -> tuple[fx.Node, list[int] | None] | str:
-    """The layer before a norm, with the order in which its channels arrive, or why there is none."""
-    start = argument(node, 0, "input")
-    if not isinstance(start, fx.Node):
-        return "what it normalises is not known"
-    if _is_layer(model, start):
-        return start, None
-    *_, before = back_through(start, lambda n: only_moves(n, modules))
-    order = channel_order(before, start, model) if _is_layer(model, before) else None
-    if order is None:
-        name = start.target if start.op == "call_module" else start.name
-        return f"{name} before it is not a quantized layer with a weight"
-    return before, order
+def _is_layer(node: fx.Node, module: Any) -> bool | str:
+    return is_layer(module) or f"{node_name(node)} before it is not a quantized layer with a weight"
 
 
-def _is_layer(model: CapturedModel, node: fx.Node) -> bool:
-    layer = module_of(node, model)
-    return isinstance(layer, QuantLayer) and hasattr(layer, "weight")
-
-
-def _function_fold(model: CapturedModel, node: fx.Node) -> FunctionFold | str:
+def _function_fold(model: nn.Module, node: fx.Node) -> FunctionFold | str:
     """A call of ``F.batch_norm`` as a fold, or why it is not one."""
     if argument(node, 5, "training", False) is not False:
         return "it normalises by the statistics of the batch"
-    tensors: dict[str, Expression | None] = {}
-    for name, place in _TENSORS.items():
-        given = argument(node, place, name)
-        if given is not None and not is_constant(given):
-            return f"its {name} is computed from the input"
-        tensors[name] = None if given is None else Expression(model, given)
-    mean, var, weight, bias = tensors.values()
+    given = {name: argument(node, place, name) for name, place in _TENSORS.items()}
+    if moving := [name for name, tensor in given.items() if tensor is not None and not is_constant(tensor)]:
+        return f"its {moving[0]} is computed from the input"
+    mean, var, weight, bias = (None if tensor is None else Expression(model, tensor) for tensor in given.values())
     if mean is None or var is None:
         return "it has no running statistics"
     momentum, eps = argument(node, 6, "momentum", 0.1), argument(node, 7, "eps", 1e-5)
@@ -108,37 +134,6 @@ def _function_fold(model: CapturedModel, node: fx.Node) -> FunctionFold | str:
     return FunctionFold(mean, var, weight, bias, getattr(owner, "momentum", momentum), eps, owner)
 
 
-def _why_not(
-    model: CapturedModel,
-    together: list[fx.Node],
-    norm: Fold | str,
-    before: fx.Node,
-    layer_calls: list[fx.Node],
-    order: list[int] | None,
-) -> str | None:
-    layer = model.get_submodule(str(before.target))
-    if isinstance(norm, str):
-        return norm
-    if isinstance(norm, NormFold) and norm.module.running_mean is None:
-        return "it has no running statistics"
-    if any(facts(call).written for call in together):
-        return "it shares memory with a tensor that is written to in place"
-    if layer.after:  # pyrefly: ignore
-        return f"{before.target} before it has a norm folded in already"
-    if order is None and len(before.users) > 1:
-        return f"{before.target} before it has {len(before.users)} users"
-    if (len(together), len(layer_calls)) != (1, 1) and (order is not None or not _go_together(together, layer_calls)):
-        return "it or the layer before it is called more than once"
-    info = facts(before).tensor
-    if isinstance(layer, nn.Linear) and (info is None or len(info.shape) != 2):
-        return "it normalises another axis than the one the linear layer produces"
-    return None
-
-
 def _go_together(norms: list[fx.Node], layers: list[fx.Node]) -> bool:
     """Whether each call of a layer goes into a call of the norm and nowhere else, and the other way round."""
-    return {argument(n, 0, "input") for n in norms} == set(layers) and all(len(layer.users) == 1 for layer in layers)
-
-
-def _fold(layer: QuantLayer, norm: Fold, order: list[int] | None) -> None:
-    layer.after = (norm if order is None else ShuffledFold(norm, torch.tensor(order)),)
+    return {first_input(n) for n in norms} == set(layers) and all(len(layer.users) == 1 for layer in layers)

@@ -9,109 +9,110 @@ convolutions that pad with nothing or with their own values, not into those that
 shifted too) or that are transposed; a factor alone goes into all of them. The layer computes the original form while
 its weight is float, bit for bit.
 
-Once folded, it is the tensor before the norm that is quantized, with one scale for all channels. Where the factors c
-differ much, some channels would be left with few integers, so those whose largest is more than ``spread`` times their
-smallest stay:  ``fold_before: {spread: 100}``.
+Once folded, the tensor before the norm is quantized, with one scale for all channels. If the factors c differ much,
+some channels would be left with few integers, so a fold whose largest factor is more than ``spread`` times its
+smallest stays:  ``fold_before: {spread: 100}``.
 """
 
-from collections import Counter
 from typing import Any
 
 import torch
 from torch import fx, nn
 
-from bitwright.graph.build import argument, module_of, replace
+from bitwright.graph.build import argument
 from bitwright.graph.facts import facts, shape_of
-from bitwright.graph.model import CapturedModel
-from bitwright.graph.passes.fold.constants import (
-    ARITHMETIC,
-    as_constant,
-    read_constant,
-    why_not_constant,
-    why_not_per_channel,
-)
-from bitwright.graph.purity import written_attributes
+from bitwright.graph.match import InputMatchType, MatcherNode
+from bitwright.graph.names import node_name
+from bitwright.graph.passes.fold.arithmetic import OPERATORS, Arithmetic
+from bitwright.graph.passes.fold.pattern import FoldPattern, is_layer
 from bitwright.graph.rewriting.schedule import register_schedule
+from bitwright.graph.walks import first_input
 from bitwright.nn.channels import channel_axis, input_channels
-from bitwright.nn.fold import NORMS, ArithmeticFold, Fold, NormFold
-from bitwright.nn.functional import QuantFunction
+from bitwright.nn.fold import NORMS, Fold, NormFold
 from bitwright.nn.layer import QuantLayer
 
 _OURS = ("bitwright.nn.conv", "bitwright.nn.linear")  # layers whose forward applies what is folded before them
 
 
 @register_schedule("fold_before", stage="fuse", after=("fold_batchnorm", "fold_scale"))
-def fold_before(model: CapturedModel, spread: float = 8.0) -> list[str]:
+class ReplacePattern(FoldPattern):
     """Fold what stands before a layer, the nearest first, and say why what could not be stays.
 
     Args:
-        model: the model.
         spread: how many times the smallest factor of a channel the largest may be.
     """
-    calls = Counter(str(n.target) for n in model.graph.nodes if n.op == "call_module")
-    written = written_attributes(model)
-    notes = []
-    for node in list(model.graph.nodes):
-        layer = module_of(node, model)
-        if not isinstance(layer, QuantLayer) or isinstance(layer, QuantFunction):
-            continue
-        while isinstance(before := argument(node, 0, "input"), fx.Node):
-            norm, found = module_of(before, model), read_constant(before)
-            if not isinstance(norm, NORMS) and found is None:
-                break
-            name = str(before.target) if norm is not None else before.name
-            reason = None if found is None else why_not_constant(found[1], written)
-            reason = reason or _why_not(node, layer, before, norm, found, calls)
-            if reason:
-                notes.append(f"not folded: {name} into {node.target}, {reason}")
-                break
-            tensor = argument(before, 0, "input") if found is None else found[0]
-            fold = NormFold(norm) if isinstance(norm, NORMS) else _arithmetic(model, layer, before, found)
-            ratio = _spread(fold, layer)
-            if ratio > spread:
-                notes.append(f"not folded: {name} into {node.target}, its factors differ {ratio:.0f} times")
-                break
-            layer.before = (fold, *layer.before)
-            replace(before, tensor)
-            notes.append(f"folded {name} into {node.target} after it")
-    return notes
 
+    def __init__(self, spread: float = 8.0) -> None:
+        self.spread = spread
 
-def _why_not(
-    node: fx.Node,
-    layer: QuantLayer,
-    before: fx.Node,
-    norm: nn.Module | None,
-    found: tuple[fx.Node, object, bool] | None,
-    calls: Counter[str],
-) -> str | None:
-    if calls[str(node.target)] > 1 or (norm is not None and calls[str(before.target)] > 1):
-        return "it or the layer after it is called more than once"
-    if len(before.users) > 1:
-        return f"it has {len(before.users)} users"
-    if facts(before).written or facts(node).written:
-        return "it shares memory with a tensor that is written to in place"
-    if type(layer).__module__ not in _OURS:
-        return f"{type(layer).__name__} is not one of Bitwright's layers"
-    axis = channel_axis(layer)
-    if found is None:
-        if norm is None or norm.running_mean is None:
+    def make_ops(self) -> list[MatcherNode]:
+        """A layer, and a norm or arithmetic with a constant right before it."""
+        return [
+            MatcherNode("before", None, [*OPERATORS, "op:batch_norm", nn.SyncBatchNorm], _is_norm_or_arithmetic),
+            MatcherNode(
+                "layer",
+                ["before"],
+                QuantLayer,
+                lambda _, module: is_layer(module),
+                InputMatchType.FIRST,
+                subclasses=True,
+            ),
+        ]
+
+    def make_joint_checkers(self) -> list[Any]:
+        """The map is one of the layer's input channels, with factors of about the same size."""
+        return [(("before", "layer"), self._fits)]
+
+    def get_new_graph(
+        self, nodes_dict: dict[str, fx.Node], modules_dict: dict[str, Any], model: Any, transform_idx: int
+    ) -> dict[str, fx.Node]:
+        """Give the layer a fold, and let it read what is before that."""
+        before, layer = nodes_dict["before"], modules_dict["layer"]
+        layer.before = (self._fold(before, modules_dict["before"], layer), *layer.before)
+        self.note(f"folded {node_name(before)} into {nodes_dict['layer'].target} after it")
+        found = Arithmetic.read(before)
+        return {"before": argument(before, 0, "input") if found is None else found.tensor}
+
+    def _fold(self, node: fx.Node, module: Any, layer: QuantLayer) -> Fold:
+        found = Arithmetic.read(node)
+        return NormFold(module) if found is None else found.fold(self.model, channel_axis(layer))
+
+    def _fits(self, before: fx.Node, layer: fx.Node, modules: dict[str, Any]) -> bool | str:
+        found = Arithmetic.read(before)
+        if first_input(layer) is not before:
+            return False
+        reason = self._why_apart(before, layer, modules) or self._why_not_channels(before, found, modules)
+        if reason is None:
+            ratio = _spread(self._fold(before, modules["before"], modules["layer"]), modules["layer"])
+            reason = f"its factors differ {ratio:.0f} times" if ratio > self.spread else None
+        return True if reason is None else f"{node_name(before)} into {layer.target}, {reason}"
+
+    def _why_apart(self, before: fx.Node, layer: fx.Node, modules: dict[str, Any]) -> str | None:
+        if any(len(self.calls.get(module, ())) > 1 for module in modules.values()):
+            return "it or the layer after it is called more than once"
+        if len(before.users) > 1:
+            return f"it has {len(before.users)} users"
+        if facts(before).written or facts(layer).written:
+            return "it shares memory with a tensor that is written to in place"
+        ours = type(modules["layer"]).__module__ in _OURS
+        return None if ours else f"{type(modules['layer']).__name__} is not one of Bitwright's layers"
+
+    def _why_not_channels(self, before: fx.Node, found: Arithmetic | None, modules: dict[str, Any]) -> str | None:
+        """Why a norm or arithmetic is not a map of the layer's input channels that its outputs all see alike."""
+        axis = channel_axis(modules["layer"])
+        if found is None and modules["before"].running_mean is None:
             return "it has no running statistics"
-        if len(shape_of(before) or ()) + axis != 1:
+        if found is None and len(shape_of(before) or ()) + axis != 1:
             return "it normalises another axis than the one the layer sums over"
-        return _why_no_shift(layer)
-    tensor, constant, first = found
-    kind = ARITHMETIC[before.target].__name__
-    if kind == "div" and first:
-        return "it divides by the layer's input"
-    if facts(before).tensor != facts(tensor).tensor:
-        return "the constant changes the shape or type of the result"
-    return why_not_per_channel(constant, tensor, axis) or (_why_no_shift(layer) if kind in ("add", "sub") else None)
+        if found is not None and found.divides_by_tensor:
+            return "it divides by the layer's input"
+        if found is not None and (reason := found.why_not(axis, self.written)):
+            return reason
+        return _why_no_shift(modules["layer"]) if found is None or found.shifts else None
 
 
-def _arithmetic(model: CapturedModel, layer: QuantLayer, before: fx.Node, found: Any) -> ArithmeticFold:
-    """A sum or product with a constant as a fold."""
-    return ArithmeticFold(ARITHMETIC[before.target], as_constant(model, found[1]), found[2], channel_axis(layer))
+def _is_norm_or_arithmetic(node: fx.Node, module: Any) -> bool:
+    return isinstance(module, NORMS) or Arithmetic.read(node) is not None
 
 
 def _spread(fold: Fold, layer: QuantLayer) -> float:

@@ -8,101 +8,82 @@ computes them as they were while its weight is float, bit for bit, and multiplie
 the layer and the constant there may be a permutation or dropout, which the product moves past.
 """
 
-from collections import Counter
+from typing import Any
 
-from torch import fx, nn
+from torch import fx
 
-from bitwright.graph.build import module_of, replace
-from bitwright.graph.facts import facts, shape_of
-from bitwright.graph.model import CapturedModel
-from bitwright.graph.passes.fold.constants import (
-    ARITHMETIC,
-    as_constant,
-    read_constant,
-    why_not_constant,
-    why_not_per_channel,
-)
+from bitwright.graph.facts import shape_of
+from bitwright.graph.match import InputMatchType, MatcherNode
+from bitwright.graph.passes.fold.arithmetic import OPERATORS, Arithmetic
+from bitwright.graph.passes.fold.pattern import FoldPattern, is_layer
 from bitwright.graph.passes.simplify.merge_reshapes import permutation
-from bitwright.graph.purity import written_attributes
 from bitwright.graph.rewriting.schedule import register_schedule
-from bitwright.nn.fold import ArithmeticFold
-from bitwright.nn.functional import QuantFunction
+from bitwright.graph.walks import between, operator_called
+from bitwright.nn.channels import channel_axis
 from bitwright.nn.layer import QuantLayer
-from bitwright.nn.operators import operator_of
 
 
 @register_schedule("fold_scale", stage="fuse", after="fold_batchnorm")
-def fold_scale(model: CapturedModel) -> list[str]:
-    """Fold every constant after a layer that can be, and say why the others cannot."""
-    calls = Counter(str(n.target) for n in model.graph.nodes if n.op == "call_module")
-    modules = dict(model.named_modules())
-    written = written_attributes(model)
-    notes = []
-    for node in list(model.graph.nodes):
-        found = read_constant(node)
-        if found is None:
-            continue
-        tensor, constant, first = found
-        before, axis = _layer_before(tensor, modules, only_scale=ARITHMETIC[node.target].__name__ in ("mul", "div"))
-        layer = module_of(before, model)
-        if not isinstance(layer, QuantLayer) or isinstance(layer, QuantFunction):
-            continue
-        reason = why_not_constant(constant, written) or _why_not(node, tensor, constant, first, before, axis, calls)
-        if reason:
-            notes.append(f"not folded: {node.name} into {before.target}, {reason}")
-            continue
-        value = as_constant(model, constant)
-        fold = ArithmeticFold(ARITHMETIC[node.target], value, first, _channel_axis(before, modules))
-        layer.after = (*layer.after, fold)
-        replace(node, tensor)
-        notes.append(f"folded {node.name} into {before.target}")
-    return notes
+class ReplacePattern(FoldPattern):
+    """Fold every constant after a layer that can be, the nearest first, and say why the others cannot."""
+
+    def make_ops(self) -> list[MatcherNode]:
+        """A layer, and arithmetic with a constant on what it gives."""
+        return [
+            MatcherNode("layer", None, QuantLayer, lambda _, module: is_layer(module), subclasses=True),
+            MatcherNode(
+                "step",
+                ["layer"],
+                OPERATORS,
+                lambda node, _: Arithmetic.read(node) is not None,
+                InputMatchType.SUBSET,
+                through=_may_be_between,
+            ),
+        ]
+
+    def make_joint_checkers(self) -> list[Any]:
+        """The constant has one value for each channel of the layer, and nobody reads what is before it."""
+        return [(("layer", "step"), self._fits)]
+
+    def get_new_graph(
+        self, nodes_dict: dict[str, fx.Node], modules_dict: dict[str, Any], model: Any, transform_idx: int
+    ) -> fx.Node:
+        """Give the layer a fold, and let whoever reads the result read what is before it."""
+        step: Any = Arithmetic.read(nodes_dict["step"])
+        layer = modules_dict["layer"]
+        layer.after = (*layer.after, step.fold(model, channel_axis(layer)))
+        self.note(f"folded {step.node.name} into {nodes_dict['layer'].target}")
+        return step.tensor
+
+    def _fits(self, layer: fx.Node, step: fx.Node, modules: dict[str, Any]) -> bool | str:
+        found: Any = Arithmetic.read(step)
+        way = between(layer, found.tensor)
+        drops = [n for n in way if permutation(n) is None]
+        if drops and found.shifts:
+            return False
+        reason = self._why_apart(layer, modules["layer"], found)
+        reason = reason or found.why_not(_axis_after(channel_axis(modules["layer"]), layer, way), self.written)
+        return True if reason is None else f"{step.name} into {layer.target}, {reason}"
+
+    def _why_apart(self, layer: fx.Node, module: Any, found: Arithmetic) -> str | None:
+        if found.divides_by_tensor:
+            return "it divides by the layer's result"
+        if len(layer.users) > 1:
+            return f"{layer.target} has {len(layer.users)} users"
+        return f"{layer.target} is called more than once" if len(self.calls[module]) > 1 else None
 
 
-def _layer_before(tensor: fx.Node, modules: dict[str, nn.Module], *, only_scale: bool) -> tuple[fx.Node, int]:
-    """The node before permutations and dropout, each read by one other, and where its channels are in ``tensor``."""
-    chain = []
-    node = tensor
-    while len(node.users) == 1 and node.args and isinstance(node.args[0], fx.Node):
-        kind = operator_of(node, modules)
-        drops = kind is not None and kind.name == "dropout" and only_scale
-        if not drops and permutation(node) is None:
-            break
-        chain.append(node)
-        node = node.args[0]
-    rank = len(shape_of(node) or ())
-    axis = _channel_axis(node, modules) % rank if rank else 0
-    for step in reversed(chain):
-        order = permutation(step)
-        axis = order.index(axis) if order is not None else axis
-    return node, axis - rank
+def _may_be_between(node: fx.Node, instance: Any) -> bool:
+    """Whether a node is a permutation or a dropout that one other node reads."""
+    kind = operator_called(node, instance)
+    drops = kind is not None and kind.name == "dropout"
+    return len(node.users) == 1 and (drops or permutation(node) is not None)
 
 
-def _channel_axis(node: fx.Node, modules: dict[str, nn.Module]) -> int:
-    """Which axis of a layer's result has its channels, counted from the last, -1."""
-    kind = operator_of(node, modules)
-    return kind.channel_axis if kind is not None and kind.weight else -1
-
-
-def _why_not(
-    node: fx.Node,
-    tensor: fx.Node,
-    constant: object,
-    first: bool,
-    before: fx.Node,
-    axis: int,
-    calls: Counter[str],
-) -> str | None:
-    if ARITHMETIC[node.target].__name__ == "div" and first:
-        return "it divides by the layer's result"
-    if len(before.users) > 1:
-        return f"{before.target} has {len(before.users)} users"
-    if len(tensor.users) > 1:
-        return f"{tensor.name} has {len(tensor.users)} users"
-    if calls[str(before.target)] > 1:
-        return f"{before.target} is called more than once"
-    if facts(node).written or facts(tensor).written:
-        return "it shares memory with a tensor that is written to in place"
-    if facts(node).tensor != facts(tensor).tensor:
-        return "the constant changes the shape or type of the result"
-    return why_not_per_channel(constant, tensor, axis)
+def _axis_after(axis: int, layer: fx.Node, way: list[fx.Node]) -> int:
+    """Where an axis of a layer's result is after the permutations on the way, the last first; from the last, -1."""
+    rank = len(shape_of(layer) or ())
+    place = axis % rank if rank else 0
+    for order in (permutation(node) for node in reversed(way)):
+        place = place if order is None else order.index(place)
+    return place - rank

@@ -1,16 +1,16 @@
 """Equalize the ranges of channels across layers:  f₂(act(f₁(x)))  with  f₁/s  and  f₂·s.
 
 For an activation with act(s·x) = s·act(x) for s > 0 (ReLU, LeakyReLU, PReLU, or none), channel i may be divided by sᵢ
-after the first layer and multiplied by it in the second:
+after the first layer and multiplied by sᵢ in the second:
 
     sᵢ = √(r₁ᵢ · r₂ᵢ) / r₂ᵢ,      r₁ᵢ = max |w₁[i]|,  r₂ᵢ = max |w₂[:, i]|
 
-after which channel i has the range √(r₁ᵢ · r₂ᵢ) in both. Chains of layers are gone through several times. Where a
-BatchNorm follows the first layer, its weight and bias take the factor (r₁ is that of the folded weight).
+after which channel i has the range √(r₁ᵢ · r₂ᵢ) in both. Chains of layers are equalized several times over. If
+a BatchNorm follows the first layer, its weight and bias take the factor (r₁ is that of the folded weight).
 
 Off unless asked for: it changes parameters, so the model equals the original up to rounding only, and a ``state_dict``
 loaded afterwards brings the original ranges back. Weights with one scale per tensor gain most, as depthwise
-convolutions do. ``cross_layer_equalization: {iterations: 20, relu6: true}``; with ``relu6``, ReLU6 counts as ReLU:
+convolutions do:  ``cross_layer_equalization: {iterations: 20, relu6: true}``; with ``relu6``, ReLU6 counts as ReLU:
 its limit of 6 then cuts at another place, which changes what the model computes.
 """
 
@@ -22,13 +22,21 @@ import torch
 from torch import Tensor, fx, nn
 
 from bitwright.errors import ConfigError
-from bitwright.graph.build import argument, has_hooks, module_of
+from bitwright.graph.build import has_hooks, module_of
 from bitwright.graph.facts import shape_of
-from bitwright.graph.model import CapturedModel
+from bitwright.graph.match import InputMatchType, MatcherNode
+from bitwright.graph.rewriting.replace import ReplacePatternBase, ReplaceStrategy
 from bitwright.graph.rewriting.schedule import register_schedule
-from bitwright.nn.operators import Operator, operator_of
-
-_LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d, nn.Linear)
+from bitwright.graph.walks import between, calls_of_modules, first_input, operator_called
+from bitwright.nn.channels import (
+    LAYERS,
+    input_channels,
+    largest_per_input,
+    largest_per_output,
+    output_channels,
+    per_input,
+    per_output,
+)
 
 
 @dataclass
@@ -38,7 +46,40 @@ class Pair:
     first: Any
     norm: Any
     second: Any
-    names: tuple[str, str]
+    name: str
+
+    @property
+    def modules(self) -> list[Any]:
+        """All that have a part in it."""
+        return [module for module in (self.first, self.second, self.norm) if module is not None]
+
+    def why_unfit(self) -> str | None:
+        """Why no factor can go from the first layer to the second."""
+        if isinstance(self.first, nn.Linear) != isinstance(self.second, nn.Linear):
+            return "their channels are on different axes"
+        if self.norm is not None and self.norm.weight is None:
+            return "the norm between them has no weight to take the factor"
+        come, go = output_channels(self.first), input_channels(self.second)
+        return None if come == go else f"{come} channels come out and {go} go in"
+
+    def equalize(self) -> Tensor:
+        """Move one factor per channel from the first layer to the second; return the factors."""
+        first, second = self._first_range(), largest_per_input(self.second)
+        usable = (first > 0) & (second > 0)
+        factor = torch.where(usable, torch.sqrt(first * second) / second, torch.ones_like(first))
+        factor = torch.where(factor.isfinite() & (factor > 0), factor, torch.ones_like(factor))
+        taker = self.first if self.norm is None else self.norm
+        taker.weight /= per_output(self.first, factor) if self.norm is None else factor
+        if taker.bias is not None:
+            taker.bias /= factor
+        self.second.weight *= per_input(self.second, factor)
+        return factor
+
+    def _first_range(self) -> Tensor:
+        largest = largest_per_output(self.first)
+        if self.norm is None:
+            return largest
+        return largest * (self.norm.weight * torch.rsqrt(self.norm.running_var + self.norm.eps)).abs()
 
 
 @register_schedule(
@@ -48,157 +89,106 @@ class Pair:
     default=False,
     tolerance=1e-4,
 )
-def cross_layer_equalization(model: CapturedModel, iterations: int = 10, relu6: bool = False) -> list[str]:
+class ReplacePattern(ReplacePatternBase):
     """Equalize every pair of layers that can be, and say why the others cannot.
 
     Args:
-        model: the model; its parameters are changed.
-        iterations: how often the pairs are gone through; it ends earlier once nothing moves any more.
+        iterations: how often all pairs are equalized; it ends earlier once nothing moves any more.
         relu6: take ReLU6 for ReLU.
     """
-    if iterations < 1:
-        raise ConfigError(f"cross_layer_equalization: iterations must be 1 or more, not {iterations}")
-    pairs, notes = _find_pairs(model, relu6)
-    with torch.no_grad():
-        ratios = [torch.ones(()) for _ in pairs]
-        for _ in range(iterations):
-            moved = [_equalize(pair) for pair in pairs]
-            ratios = [r * s for r, s in zip(ratios, moved, strict=True)]
-            if all(torch.allclose(s, torch.ones_like(s), atol=1e-3) for s in moved):
-                break
-    for pair, ratio in zip(pairs, ratios, strict=True):
-        low, high = float(ratio.min()), float(ratio.max())
-        notes.append(f"equalized {pair.names[0]} with {pair.names[1]}, by factors from {low:.2g} to {high:.2g}")
-    return notes
 
+    strategy = ReplaceStrategy.APPLY_INTERSECT
 
-def _find_pairs(model: CapturedModel, relu6: bool) -> tuple[list[Pair], list[str]]:
-    modules = dict(model.named_modules())
-    calls = Counter(str(n.target) for n in model.graph.nodes if n.op == "call_module")
-    owners = Counter(id(p) for m in modules.values() for p in m._parameters.values() if p is not None)
-    reads = {str(n.target) for n in model.graph.nodes if n.op == "get_attr"}
-    pairs, notes = [], []
-    for node in model.graph.nodes:
-        second = module_of(node, model)
-        if type(second) not in _LAYERS:
-            continue
-        before, between, norm = argument(node, 0, "input"), [], None
-        while isinstance(before, fx.Node) and (kind := operator_of(before, modules)) is not None:
-            between.append(before)
-            if kind.name == "batch_norm" and before.op == "call_module" and norm is None:
-                norm = before
-            elif norm is not None or not _passes(kind, second, relu6):
-                break
-            before = argument(before, 0, "input")
-        first = module_of(before, model)
-        if type(first) not in _LAYERS or not isinstance(before, fx.Node):
-            continue
-        names = (str(before.target), str(node.target))
-        together = [names[0], names[1], *([str(norm.target)] if norm is not None else [])]
-        reason = next((f"{n.name} has {len(n.users)} users" for n in between if len(n.users) > 1), None)
-        if norm is not None and isinstance(first, nn.Linear) and len(shape_of(norm) or ()) != 2:
+    def __init__(self, iterations: int = 10, relu6: bool = False) -> None:
+        if iterations < 1:
+            raise ConfigError(f"cross_layer_equalization: iterations must be 1 or more, not {iterations}")
+        self.iterations = iterations
+        self.relu6 = relu6
+
+    def begin(self, model: fx.GraphModule) -> None:
+        """Find out what else uses each layer and each parameter."""
+        self.model = model
+        self.pairs: list[Pair] = []
+        self.calls = calls_of_modules(model)
+        self.owners = Counter(id(p) for m in model.modules() for p in m._parameters.values() if p is not None)
+        targets = [str(n.target) for n in model.graph.nodes if n.op == "get_attr"]
+        self.read = {model.get_submodule(target.rpartition(".")[0]): target for target in targets}
+
+    def make_ops(self) -> list[MatcherNode]:
+        """Two layers, with nothing between them that a factor cannot pass."""
+        return [
+            MatcherNode("first", None, LAYERS, _is_float),
+            MatcherNode("second", ["first"], LAYERS, _is_float, InputMatchType.FIRST, through=self._passes),
+        ]
+
+    def make_joint_checkers(self) -> list[Any]:
+        """The factor fits, and nobody else would see it."""
+        return [(("first", "second"), self._fit)]
+
+    def near_miss(self, node: fx.Node, reason: str) -> None:
+        """Name both layers, as the reason does."""
+        self.note(f"not equalized: {reason}")
+
+    def get_new_graph(self, nodes_dict: dict[str, fx.Node], *_: Any) -> None:
+        """Remember the pair: all are equalized together."""
+        self.pairs.append(self._pair(nodes_dict["first"], nodes_dict["second"]))
+
+    def finish(self, model: fx.GraphModule) -> None:
+        """Equalize all pairs, again and again."""
+        ratios = [torch.ones(()) for _ in self.pairs]
+        with torch.no_grad():
+            for _ in range(self.iterations):
+                moved = [pair.equalize() for pair in self.pairs]
+                ratios = [r * s for r, s in zip(ratios, moved, strict=True)]
+                if all(torch.allclose(s, torch.ones_like(s), atol=1e-3) for s in moved):
+                    break
+        for pair, ratio in zip(self.pairs, ratios, strict=True):
+            low, high = float(ratio.min()), float(ratio.max())
+            self.note(f"equalized {pair.name}, by factors from {low:.2g} to {high:.2g}")
+
+    def _passes(self, node: fx.Node, instance: Any) -> bool:
+        """Whether a factor per channel can move past a node, or into it as into a norm."""
+        kind = operator_called(node, instance)
+        if kind is None:
+            return False
+        norm = kind.name == "batch_norm" and node.op == "call_module"
+        return norm or kind.homogeneous or kind.pool or (self.relu6 and kind.name == "relu6")
+
+    def _between(self, first: fx.Node, second: fx.Node) -> list[tuple[fx.Node, Any]]:
+        """The nodes between two layers, the last first, and the operators that they compute."""
+        nodes = between(first, first_input(second) or first)
+        return [(node, operator_called(node, module_of(node, self.model))) for node in nodes]
+
+    def _pair(self, first: fx.Node, second: fx.Node) -> Pair:
+        norms = [node for node, kind in self._between(first, second) if kind.name == "batch_norm"]
+        one, norm, two = (module_of(n, self.model) for n in (first, norms[0] if norms else None, second))
+        return Pair(one, norm, two, f"{first.target} with {second.target}")
+
+    def _fit(self, first: fx.Node, second: fx.Node, modules: dict[str, Any]) -> bool | str:
+        way = self._between(first, second)
+        if any(kind.name == "batch_norm" for _, kind in way[:-1]):
+            return False  # a norm takes the factor of the layer right before it
+        if isinstance(modules["second"], nn.Linear) and any(kind.pool for _, kind in way):
+            return False  # a pool mixes what a linear layer takes for channels
+        pair = self._pair(first, second)
+        split = next((n for n in (*(n for n, _ in way), first) if len(n.users) > 1), None)
+        reason = None if split is None else f"{split.name} has {len(split.users)} users"
+        if pair.norm is not None and isinstance(pair.first, nn.Linear) and len(shape_of(way[-1][0]) or ()) != 2:
             reason = "the norm between them is on another axis"
-        reason = reason or _why_not(first, module_of(norm, model), second, together, calls, reads)
-        reason = reason or _shares(model, together, owners)
-        if reason:
-            notes.append(f"not equalized: {names[0]} with {names[1]}, {reason}")
-        else:
-            pairs.append(Pair(first, module_of(norm, model), second, names))
-    return pairs, notes
+        reason = reason or self._why_shared(pair) or pair.why_unfit()
+        return True if reason is None else f"{pair.name}, {reason}"
+
+    def _why_shared(self, pair: Pair) -> str | None:
+        """Who else would see the factor."""
+        for module in pair.modules:
+            if len(self.calls[module]) > 1:
+                return f"{self.calls[module][0].target} is called more than once"
+            if module in self.read:
+                return f"{self.read[module]} is read by something else"
+            if any(self.owners[id(p)] > 1 for p in module.parameters()):
+                return f"{self.calls[module][0].target} shares parameters with another layer"
+        return "one of them has hooks" if has_hooks(pair.first) or has_hooks(pair.second) else None
 
 
-def _passes(kind: Operator, second: Any, relu6: bool) -> bool:
-    """Whether a factor per channel can move past an operator to the layer that reads it."""
-    if kind.pool:
-        return not isinstance(second, nn.Linear)  # a pool mixes what a linear layer takes for channels
-    return kind.homogeneous or (relu6 and kind.name == "relu6")
-
-
-def _why_not(first: Any, norm: Any, second: Any, names: list[str], calls: Counter[str], reads: set[str]) -> str | None:
-    if repeated := next((n for n in names if calls[n] > 1), None):
-        return f"{repeated} is called more than once"
-    if read := next((r for r in reads if r.rpartition(".")[0] in names), None):
-        return f"{read} is read by something else"
-    if has_hooks(first) or has_hooks(second):
-        return "one of them has hooks"
-    if isinstance(first, nn.Linear) != isinstance(second, nn.Linear):
-        return "their channels are on different axes"
-    if norm is not None and norm.weight is None:
-        return "the norm between them has no weight to take the factor"
-    if _outputs(first) != _inputs(second):
-        return f"{_outputs(first)} channels come out and {_inputs(second)} go in"
-    return None
-
-
-def _shares(model: CapturedModel, names: list[str], owners: Counter[int]) -> str | None:
-    for name in names:
-        if any(owners[id(p)] > 1 for p in model.get_submodule(name).parameters()):
-            return f"{name} shares parameters with another layer"
-    return None
-
-
-def _equalize(pair: Pair) -> Tensor:
-    """Move one factor per channel from the first layer to the second; return the factors."""
-    first, second = _first_range(pair), _second_range(pair.second)
-    usable = (first > 0) & (second > 0)
-    factor = torch.where(usable, torch.sqrt(first * second) / second, torch.ones_like(first))
-    factor = torch.where(factor.isfinite() & (factor > 0), factor, torch.ones_like(factor))
-    if pair.norm is not None:
-        pair.norm.weight /= factor
-        if pair.norm.bias is not None:
-            pair.norm.bias /= factor
-    else:
-        pair.first.weight /= _per_output(pair.first, factor)
-        if pair.first.bias is not None:
-            pair.first.bias /= factor
-    pair.second.weight *= _per_input(pair.second, factor)
-    return factor
-
-
-def _first_range(pair: Pair) -> Tensor:
-    layer = pair.first
-    if isinstance(layer, nn.Linear) or not layer.transposed:
-        largest = layer.weight.abs().flatten(1).amax(1)
-    else:  # (in, out / groups, …) to (out,)
-        grouped = layer.weight.abs().flatten(2).amax(2).reshape(layer.groups, -1, layer.weight.shape[1])
-        largest = grouped.amax(1).flatten()
-    if pair.norm is None:
-        return largest
-    return largest * (pair.norm.weight * torch.rsqrt(pair.norm.running_var + pair.norm.eps)).abs()
-
-
-def _second_range(layer: Any) -> Tensor:
-    weight = layer.weight.abs()
-    if isinstance(layer, nn.Linear):
-        return weight.amax(0)
-    if layer.transposed:
-        return weight.flatten(1).amax(1)
-    grouped = weight.flatten(2).amax(2).reshape(layer.groups, -1, weight.shape[1])  # (groups, out, in) of each
-    return grouped.amax(1).flatten()
-
-
-def _per_output(layer: Any, values: Tensor) -> Tensor:
-    if isinstance(layer, nn.Linear) or not layer.transposed:
-        return values.reshape(-1, *[1] * (layer.weight.ndim - 1))
-    return _grouped(layer, values)
-
-
-def _per_input(layer: Any, values: Tensor) -> Tensor:
-    if isinstance(layer, nn.Linear):
-        return values
-    return values.reshape(-1, *[1] * (layer.weight.ndim - 1)) if layer.transposed else _grouped(layer, values)
-
-
-def _grouped(layer: Any, values: Tensor) -> Tensor:
-    """One value per channel for the second axis of a weight whose first is divided into groups."""
-    first = layer.weight.shape[0]
-    spread = values.reshape(layer.groups, 1, -1).expand(-1, first // layer.groups, -1).reshape(first, -1)
-    return spread.reshape(*spread.shape, *[1] * (layer.weight.ndim - 2))
-
-
-def _outputs(layer: Any) -> int:
-    return layer.out_features if isinstance(layer, nn.Linear) else layer.out_channels
-
-
-def _inputs(layer: Any) -> int:
-    return layer.in_features if isinstance(layer, nn.Linear) else layer.in_channels
+def _is_float(_: fx.Node, module: Any) -> bool:
+    return type(module) in LAYERS

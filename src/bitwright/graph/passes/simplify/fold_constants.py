@@ -12,7 +12,7 @@ from torch import fx, nn
 from bitwright.graph.evaluate import Evaluator
 from bitwright.graph.facts import copy_facts, facts
 from bitwright.graph.model import CapturedModel
-from bitwright.graph.names import attribute_of, free_name
+from bitwright.graph.names import attribute_of, container, namespace
 from bitwright.graph.purity import only_computes, written_attributes
 from bitwright.graph.rewriting.schedule import register_schedule
 
@@ -58,10 +58,10 @@ def _fold(model: CapturedModel, node: fx.Node, evaluate: Evaluator) -> str:
         value = evaluate(node)
     if value.numel() > LARGEST:
         return f"not folded: {node.name}, its result has {value.numel()} values"
-    name = free_name(model, f"constant_{node.name}")
-    model.register_buffer(name, value.detach().clone(), persistent=False)
+    path = [namespace(model), "constants"]
+    container(model, path).register_buffer(node.name, value.detach().clone(), persistent=False)
     with model.graph.inserting_before(node):
-        buffer = model.graph.create_node("get_attr", name, (), {})
+        buffer = model.graph.create_node("get_attr", ".".join([*path, node.name]), name=f"constant_{node.name}")
     copy_facts(node, buffer)
     node.replace_all_uses_with(buffer)
     return f"computed {node.name} once"

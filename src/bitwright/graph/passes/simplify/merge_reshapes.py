@@ -3,15 +3,16 @@
 permute(permute(x, p), q) = permute(x, [p[i] for i in q]),   and for the order 0, 1, 2 … the tensor itself
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import fx
 
-from bitwright.graph.build import NodeBuilder, replace
+from bitwright.graph.build import NodeBuilder
 from bitwright.graph.facts import facts, shape_of
+from bitwright.graph.match import InputMatchType, MatcherNode
 from bitwright.graph.model import CapturedModel
+from bitwright.graph.rewriting.replace import ReplacePatternBase
 from bitwright.graph.rewriting.schedule import register_schedule
 
 _RESHAPES = {"reshape", "view", torch.reshape}
@@ -22,51 +23,56 @@ _TRANSPOSES = {"transpose", torch.transpose, "swapaxes", torch.swapaxes}
 
 
 @register_schedule("merge_reshapes", stage="simplify", after=("unbind_to_select", "remove_identity", "remove_dropout"))
-def merge_reshapes(model: CapturedModel) -> list[str]:
-    """Merge what can be, and say why not where something else reads the first of two."""
-    notes = []
-    for node in list(model.graph.nodes):
-        while (merge := _merge_for(node)) is not None:
-            before: Any = node.args[0]
-            if len(before.users) > 1:
-                notes.append(f"not merged: {node.name} with {before.name}, which has {len(before.users)} users")
-                break
-            notes.append(merge(model, node, before))
-            if merge is _merge_permutation:
-                break  # another node stands in its place
-    return notes
+class ReplacePattern(ReplacePatternBase):
+    """Merge two views into one, as long as nobody else reads the first."""
 
+    done = "merged"
 
-def _merge_for(node: fx.Node) -> Callable[[CapturedModel, fx.Node, fx.Node], str] | None:
-    """How a node is merged with the one before it, if it can be."""
-    before = node.args[0] if node.args else None
-    if not isinstance(before, fx.Node) or facts(node).written or facts(before).written:
-        return None
-    if node.target in _RESHAPES and before.target in _SHAPE_ONLY and not _is_dtype_view(node, before):
-        return _merge_reshape
-    return _merge_permutation if permutation(node) is not None and permutation(before) is not None else None
+    def make_ops(self) -> list[MatcherNode]:
+        """Two views, the second of the first."""
+        views = [*_SHAPE_ONLY, *_PERMUTES, *_TRANSPOSES]
+        return [
+            MatcherNode("before", None, views, _is_unwritten),
+            MatcherNode("view", ["before"], views, _is_unwritten, InputMatchType.FIRST),
+        ]
 
+    def make_joint_checkers(self) -> list[Any]:
+        """Both change the shape, or both the order of dimensions."""
 
-def _merge_reshape(model: CapturedModel, node: fx.Node, before: fx.Node) -> str:
-    node.target = torch.reshape if node.op == "call_function" else "reshape"  # a view may not exist from further back
-    node.update_arg(0, before.args[0])
-    model.graph.erase_node(before)
-    return f"merged {before.name} into {node.name}"
+        def fit(before: fx.Node, view: fx.Node, _: Any) -> bool | str:
+            if not _are_reshapes(before, view) and not _are_permutations(before, view):
+                return False
+            return len(before.users) == 1 or f"with {before.name}, which has {len(before.users)} users"
 
+        return [(("before", "view"), fit)]
 
-def _merge_permutation(model: CapturedModel, node: fx.Node, before: fx.Node) -> str:
-    first, second = permutation(before) or [], permutation(node) or []
-    order = [first[i] for i in second]
-    source: Any = before.args[0]
-    name = node.name
-    if order == sorted(order):
-        replace(node, source)
+    def near_miss(self, node: fx.Node, reason: str) -> None:
+        """Name both views."""
+        self.note(f"not merged: {node.name} {reason}")
+
+    def get_new_graph(
+        self, nodes_dict: dict[str, fx.Node], modules_dict: dict[str, Any], model: Any, transform_idx: int
+    ) -> fx.Node | None:
+        """Let the second view read what the first reads."""
+        before, view = nodes_dict["before"], nodes_dict["view"]
+        if _are_permutations(before, view):
+            return self._merge_permutations(model, before, view)
+        view.target = torch.reshape if view.op == "call_function" else "reshape"  # a view may not exist further back
+        view.update_arg(0, before.args[0])
         model.graph.erase_node(before)
-        return f"removed {before.name} and {name}, which undo each other"
-    merged = NodeBuilder(model, node).function(torch.permute, source, tuple(order))
-    replace(node, merged)
-    model.graph.erase_node(before)
-    return f"merged {before.name} and {name} into {merged.name}"
+        self.note(f"merged {before.name} into {view.name}")
+        return None
+
+    def _merge_permutations(self, model: CapturedModel, before: fx.Node, view: fx.Node) -> fx.Node:
+        first, second = permutation(before) or [], permutation(view) or []
+        order = [first[i] for i in second]
+        source: Any = before.args[0]
+        if order == sorted(order):
+            self.note(f"removed {before.name} and {view.name}, which undo each other")
+            return source
+        merged = NodeBuilder(model, view).function(torch.permute, source, tuple(order))
+        self.note(f"merged {before.name} and {view.name} into {merged.name}")
+        return merged
 
 
 def permutation(node: fx.Node) -> list[int] | None:
@@ -76,15 +82,24 @@ def permutation(node: fx.Node) -> list[int] | None:
         return None
     given = node.args[1] if len(node.args) == 2 and isinstance(node.args[1], tuple | list) else node.args[1:]
     wanted = [d % len(shape) for d in given if isinstance(d, int)]
-    if node.target in _PERMUTES and len(wanted) == len(shape):
+    if len(wanted) != (len(shape) if node.target in _PERMUTES else 2):
+        return None
+    if node.target in _PERMUTES:
         return wanted
-    if node.target in _TRANSPOSES and len(wanted) == 2:
-        order = list(range(len(shape)))
-        a, b = wanted
-        order[a], order[b] = b, a
-        return order
-    return None
+    order = list(range(len(shape)))
+    a, b = wanted
+    order[a], order[b] = b, a
+    return order
 
 
-def _is_dtype_view(*nodes: fx.Node) -> bool:
-    return any(n.target == "view" and any(isinstance(a, torch.dtype) for a in n.args) for n in nodes)
+def _are_reshapes(before: fx.Node, view: fx.Node) -> bool:
+    by_type = any(isinstance(a, torch.dtype) for n in (before, view) if n.target == "view" for a in n.args)
+    return view.target in _RESHAPES and before.target in _SHAPE_ONLY and not by_type
+
+
+def _are_permutations(before: fx.Node, view: fx.Node) -> bool:
+    return permutation(before) is not None and permutation(view) is not None
+
+
+def _is_unwritten(node: fx.Node, _: Any) -> bool:
+    return bool(node.args) and not facts(node).written

@@ -1,48 +1,49 @@
 """Remove dropout that drops nothing:  dropout(x, p=0)  ->  x,  dropout(x, p, training=False)  ->  x.
 
-A dropout module with p > 0 stays, as training the prepared model needs it; quantizers see through it. The option
+A dropout module with p > 0 stays: training the prepared model needs it, and quantizers see through it. The option
 ``trained`` removes these too, for models that will not be trained any more:  ``remove_dropout: {trained: true}``.
 """
 
+from typing import Any
+
 from torch import fx, nn
 
-from bitwright.graph.build import argument, has_hooks, module_of, replace
+from bitwright.graph.build import argument, has_hooks
 from bitwright.graph.facts import facts
-from bitwright.graph.model import CapturedModel
+from bitwright.graph.match import MatcherNode
+from bitwright.graph.rewriting.replace import ReplacePatternBase, ReplaceStrategy
 from bitwright.graph.rewriting.schedule import register_schedule
-from bitwright.nn.operators import operator_of
+from bitwright.graph.walks import first_input
 
 
 @register_schedule("remove_dropout", stage="simplify")
-def remove_dropout(model: CapturedModel, trained: bool = False) -> list[str]:
-    """Remove dropout where it does nothing, and say where it stays for training.
+class ReplacePattern(ReplacePatternBase):
+    """Remove dropout that does nothing, and say where it stays for training.
 
     Args:
-        model: the model.
         trained: the model will not be trained again, so that dropout modules can go too.
     """
-    notes = []
-    modules = dict(model.named_modules())
-    for node in list(model.graph.nodes):
-        kind = operator_of(node, modules)
-        if kind is None or kind.name != "dropout":
-            continue
-        module = module_of(node, model)
-        name = node.target if module is not None else node.name
-        if reason := _why_not(node, module, trained):
-            notes.append(f"not removed: {name}, {reason}")
-            continue
-        replace(node, argument(node, 0, "input"))
-        notes.append(f"removed {name}")
-    return notes
 
+    done = "removed"
+    strategy = ReplaceStrategy.APPLY_NOINTERSECT
 
-def _why_not(node: fx.Node, module: nn.Module | None, trained: bool) -> str | None:
-    if facts(node).written:
-        return "it writes into a tensor that others read"
-    if module is None:
-        drops = argument(node, 2, "training", True) is not False and argument(node, 1, "p", 0.5) != 0
-        return "it drops in evaluation too" if drops else None
-    if has_hooks(module):
-        return "it has hooks"
-    return None if trained or module.p == 0 else "training needs it"
+    def __init__(self, trained: bool = False) -> None:
+        self.trained = trained
+
+    def make_ops(self) -> list[MatcherNode]:
+        """One dropout, as a module or a function."""
+        return [MatcherNode("dropout", None, "op:dropout", self._may_go)]
+
+    def get_new_graph(self, nodes_dict: dict[str, fx.Node], *_: Any) -> fx.Node | None:
+        """Put its input in its place."""
+        return first_input(nodes_dict["dropout"])
+
+    def _may_go(self, node: fx.Node, module: Any) -> bool | str:
+        if facts(node).written:
+            return "it writes into a tensor that others read"
+        if not isinstance(module, nn.Module):
+            idle = argument(node, 2, "training", True) is False or argument(node, 1, "p", 0.5) == 0
+            return idle or "it drops in evaluation too"
+        if has_hooks(module):
+            return "it has hooks"
+        return self.trained or getattr(module, "p", 0) == 0 or "training needs it"

@@ -1,27 +1,36 @@
 """Remove what returns its input:  identity(x)  ->  x.
 
-``nn.Identity`` and empty ``nn.Sequential`` modules go; those that have hooks stay, as somebody looks at them.
+``nn.Identity`` and empty ``nn.Sequential`` modules go. Those with hooks stay, because somebody looks at them.
 """
 
-from torch import nn
+from typing import Any
 
-from bitwright.graph.build import has_hooks, module_of, replace
-from bitwright.graph.model import CapturedModel
+from torch import fx, nn
+
+from bitwright.graph.build import has_hooks
+from bitwright.graph.match import MatcherNode
+from bitwright.graph.rewriting.replace import ReplacePatternBase, ReplaceStrategy
 from bitwright.graph.rewriting.schedule import register_schedule
+from bitwright.graph.walks import first_input
 
 
 @register_schedule("remove_identity", stage="simplify")
-def remove_identity(model: CapturedModel) -> list[str]:
+class ReplacePattern(ReplacePatternBase):
     """Remove every identity; the modules stay in the tree, under their names."""
-    notes = []
-    for node in list(model.graph.nodes):
-        module = module_of(node, model)
-        empty = isinstance(module, nn.Sequential) and len(module) == 0
-        if module is None or not (type(module) is nn.Identity or empty):
-            continue
-        if has_hooks(module):
-            notes.append(f"not removed: {node.target}, it has hooks")
-            continue
-        replace(node, node.args[0] if node.args else node.kwargs["input"])
-        notes.append(f"removed {node.target}")
-    return notes
+
+    done = "removed"
+    strategy = ReplaceStrategy.APPLY_NOINTERSECT
+
+    def make_ops(self) -> list[MatcherNode]:
+        """One module that does nothing."""
+        return [MatcherNode("identity", None, [nn.Identity, nn.Sequential], _may_go)]
+
+    def get_new_graph(self, nodes_dict: dict[str, fx.Node], *_: Any) -> fx.Node | None:
+        """Put its input in its place."""
+        return first_input(nodes_dict["identity"])
+
+
+def _may_go(_: fx.Node, module: Any) -> bool | str:
+    if isinstance(module, nn.Sequential) and len(module):
+        return False
+    return not has_hooks(module) or "it has hooks"

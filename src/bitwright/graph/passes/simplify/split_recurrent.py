@@ -1,19 +1,21 @@
 """Let recurrent modules quantize their parts:  nn.LSTM  ->  QuantLSTM, with quantizers for inputs, states and weights.
 
 A recurrent module is not taken apart into graph nodes: a graph has a fixed number of steps, and the model would accept
-sequences of one length only. Its QModule has the parts inside: at every step the input, the hidden state and the
-weights are quantized, one pair of quantizers for each layer and direction, symmetric, weights per row.
+sequences of one length only. Its QModule has the parts inside: at every step it quantizes the input, the hidden state
+and the weights, with one pair of quantizers for each layer and direction, symmetric, weights per row.
 
 Off unless asked for: no runtime here computes a recurrent layer in integers, and a file holds a quantized one step by
-step, for sequences of the example's length. Asked for by ``split_recurrent: true``, or with options
+step, for sequences of the example's length. Ask for it by ``split_recurrent: true``, or with options
 ``split_recurrent: {bits: 8, keep: ["encoder.lstm"]}``.
 """
 
-from torch import nn
+from typing import Any
+
+from torch import fx, nn
 
 from bitwright.errors import suggest
-from bitwright.graph.build import module_of
-from bitwright.graph.model import CapturedModel
+from bitwright.graph.match import MatcherNode
+from bitwright.graph.rewriting.replace import ReplacePatternBase, ReplaceStrategy
 from bitwright.graph.rewriting.schedule import register_schedule
 from bitwright.nn.recurrent import QuantGRU, QuantLSTM, QuantLSTMCell
 from bitwright.quantizer import QuantDescriptor, quantizers
@@ -23,37 +25,49 @@ _OTHERS = (nn.RNN, nn.RNNCell, nn.GRUCell)
 
 
 @register_schedule("split_recurrent", stage="simplify", default=False)
-def split_recurrent(model: CapturedModel, bits: int = 8, keep: tuple[str, ...] = ()) -> list[str]:
+class ReplacePattern(ReplacePatternBase):
     """Swap every recurrent module that has a quantized form, and name the others.
 
     Args:
-        model: the model.
         bits: how many bits inputs, states and weights have.
         keep: names of modules that stay float.
     """
-    notes = []
-    swapped: dict[nn.Module, nn.Module] = {}
-    found: set[str] = set()
-    for node in model.graph.nodes:
-        module, name = module_of(node, model), str(node.target)
-        if type(module) not in _QUANTIZED and type(module) not in _OTHERS:
-            continue
-        found.add(name)
-        cls = _QUANTIZED.get(type(module))
-        if module is None or module in swapped:
-            continue
-        if cls is None:
-            notes.append(f"not split: {name}, there is no quantized {type(module).__name__}")
-        elif name in keep:
-            notes.append(f"not split: {name}, it is to be kept")
-        else:
-            swapped[module] = _quantized(cls, module, bits)
-            notes.append(f"{name} quantizes its inputs, states and weights")
-    unknown = [name for name in keep if name not in found]
-    notes += [f"not kept: {name}, no recurrent module has this name{suggest(name, found)}" for name in unknown]
-    for parent in list(model.modules()):
-        parent._modules.update({n: swapped[m] for n, m in parent._modules.items() if m in swapped})
-    return notes
+
+    done = "split"
+    strategy = ReplaceStrategy.APPLY_NOINTERSECT
+
+    def __init__(self, bits: int = 8, keep: tuple[str, ...] = ()) -> None:
+        self.bits = bits
+        self.keep = keep
+        self.found: set[str] = set()
+
+    def make_ops(self) -> list[MatcherNode]:
+        """One recurrent module."""
+        return [MatcherNode("recurrent", None, [*_QUANTIZED, *_OTHERS], self._may_be_swapped)]
+
+    def get_new_graph(
+        self, nodes_dict: dict[str, fx.Node], modules_dict: dict[str, Any], model: Any, transform_idx: int
+    ) -> None:
+        """Put the quantized module under every name of the float one."""
+        module = modules_dict["recurrent"]
+        made = _quantized(_QUANTIZED[type(module)], module, self.bits)
+        for parent in list(model.modules()):
+            parent._modules.update({name: made for name, child in parent._modules.items() if child is module})
+        self.note(f"{nodes_dict['recurrent'].target} quantizes its inputs, states and weights")
+
+    def finish(self, model: fx.GraphModule) -> None:
+        """Say which of the names to keep are unknown."""
+        for name in self.keep:
+            if name not in self.found:
+                self.note(f"not kept: {name}, no recurrent module has this name{suggest(name, self.found)}")
+
+    def _may_be_swapped(self, node: fx.Node, module: Any) -> bool | str:
+        self.found.add(str(node.target))
+        if type(module) in _OTHERS:
+            return f"there is no quantized {type(module).__name__}"
+        if str(node.target) in self.keep:
+            return "it is to be kept"
+        return type(module) in _QUANTIZED  # or it was swapped already, at another call
 
 
 def _quantized(cls: type, module: nn.Module, bits: int) -> nn.Module:

@@ -2,8 +2,8 @@
 
     unbind(x, d)[i]  ->  select(x, d, i),      split(x, n, d)[i]  ->  narrow(x, d, i·n, n)
 
-So every part is a tensor of its own that a quantizer can stand after. The parts of ``chunk`` and
-``split`` are read in this way where their sizes are the same for all inputs.
+So every part is a tensor that a quantizer can stand after. The parts of ``chunk`` and ``split`` are read in this way
+if their sizes are the same for all inputs.
 """
 
 import operator
@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from torch import fx
 
-from bitwright.graph.build import NodeBuilder, argument, replace
+from bitwright.graph.build import NodeBuilder, argument
 from bitwright.graph.capture.sizes import Sizes
 from bitwright.graph.facts import facts, shape_of
-from bitwright.graph.model import CapturedModel
+from bitwright.graph.match import MatcherNode
+from bitwright.graph.rewriting.replace import ReplacePatternBase, ReplaceStrategy
 from bitwright.graph.rewriting.schedule import register_schedule
 
 _UNBIND = {"unbind", torch.unbind}
@@ -24,30 +25,59 @@ _SPLIT = {"split", torch.split, "split_with_sizes", torch.split_with_sizes}
 
 
 @register_schedule("unbind_to_select", stage="simplify", after="fold_shape_arithmetic")
-def unbind_to_select(model: CapturedModel) -> list[str]:
-    """Rewrite every tuple of parts of which single ones are read, and say why not the others."""
-    sizes = Sizes(model.graph, dict(model.named_modules()))
-    notes = []
-    for node in list(model.graph.nodes):
-        if node.target not in _UNBIND | _CHUNK | _SPLIT or facts(node).written or not node.users:
-            continue
-        parts = _parts(node, sizes)
+class ReplacePattern(ReplacePatternBase):
+    """Rewrite every tuple of parts that are read one by one, and say why not the others."""
+
+    done = "rewritten"
+    strategy = ReplaceStrategy.APPLY_NOINTERSECT
+
+    def begin(self, model: fx.GraphModule) -> None:
+        """Find out which sizes no input can change."""
+        self.sizes = Sizes(model.graph, dict(model.named_modules()))
+
+    def make_ops(self) -> list[MatcherNode]:
+        """One call that takes a tensor apart."""
+        return [MatcherNode("parts", None, _UNBIND | _CHUNK | _SPLIT, self._may_be_read)]
+
+    def get_new_graph(
+        self, nodes_dict: dict[str, fx.Node], modules_dict: dict[str, Any], model: Any, transform_idx: int
+    ) -> list[fx.Node | None]:
+        """Make each part that is read."""
+        node = nodes_dict["parts"]
+        calls: Any = self._parts(node)
+        made: list[fx.Node | None] = [None] * len(calls)
+        for user in node.users:
+            index: Any = user.args[1]
+            if made[index] is None:
+                function, *place = calls[index]
+                made[index] = NodeBuilder(model, user).function(function, argument(node, 0, "input"), *place)
+        self.note(f"{node.name} is read in {len(node.users)} parts")
+        return made
+
+    def _may_be_read(self, node: fx.Node, _: Any) -> bool | str:
+        if facts(node).written or not node.users:
+            return False
+        parts = self._parts(node)
         if isinstance(parts, str):
-            notes.append(f"not rewritten: {node.name}, {parts}")
-            continue
-        readers = list(node.users)
-        if not all(_reads_one(user, len(parts)) for user in readers):
-            notes.append(f"not rewritten: {node.name}, it is read as a whole")
-            continue
-        build = NodeBuilder(model, node)
-        for user in readers:
-            function, *place = parts[user.args[1]]  # pyrefly: ignore
-            build.before = user
-            made = build.function(function, argument(node, 0, "input"), *place)
-            replace(user, made)
-        model.graph.erase_node(node)
-        notes.append(f"{node.name} is read in {len(readers)} parts")
-    return notes
+            return parts
+        return all(_reads_one(user, len(parts)) for user in node.users) or "it is read as a whole"
+
+    def _parts(self, node: fx.Node) -> list[tuple[Any, ...]] | str:
+        """How each part is read, or why the parts are not known."""
+        source, position = argument(node, 0, "input"), 1 if node.target in _UNBIND else 2
+        shape, dimension = shape_of(source), argument(node, position, "dim", 0)
+        if shape is None or "tensor" in node.kwargs:
+            return "what it takes apart is not known"
+        if not isinstance(dimension, int):
+            return "its dimension is computed"
+        if node.target in _UNBIND:
+            return [(torch.select, dimension, i) for i in range(shape[dimension])]
+        known = self.sizes.of(source) or (None,) * len(shape)
+        lengths = _lengths(node, known[dimension])
+        if isinstance(lengths, str):
+            return lengths
+        starts = [sum(lengths[:i]) for i in range(len(lengths))]
+        return [(torch.narrow, dimension, start, length) for start, length in zip(starts, lengths, strict=True)]
 
 
 def _reads_one(user: fx.Node, count: int) -> bool:
@@ -55,34 +85,17 @@ def _reads_one(user: fx.Node, count: int) -> bool:
     return isinstance(index, int) and -count <= index < count and not facts(user).written
 
 
-def _parts(node: fx.Node, sizes: Sizes) -> list[tuple[Any, ...]] | str:
-    """How each part is read, or why the parts are not known."""
-    source = argument(node, 0, "input", node.kwargs.get("tensor"))
-    shape = shape_of(source)
-    if shape is None or "tensor" in node.kwargs:
-        return "what it takes apart is not known"
-    position = 1 if node.target in _UNBIND else 2
-    dimension = argument(node, position, "dim", 0)
-    if not isinstance(dimension, int):
-        return "its dimension is computed"
-    if node.target in _UNBIND:
-        return [(torch.select, dimension, i) for i in range(shape[dimension])]
-    known = sizes.of(source) or (None,) * len(shape)
-    lengths = _lengths(node, known[dimension])
-    if isinstance(lengths, str):
-        return lengths
-    starts = [sum(lengths[:i]) for i in range(len(lengths))]
-    return [(torch.narrow, dimension, start, length) for start, length in zip(starts, lengths, strict=True)]
-
-
 def _lengths(node: fx.Node, size: int | None) -> list[int] | str:
     names = ("chunks",) if node.target in _CHUNK else ("split_size_or_sections", "split_size", "split_sizes")
-    wish = next((node.kwargs[n] for n in names if n in node.kwargs), node.args[1] if len(node.args) > 1 else None)
+    wish: Any = next((node.kwargs[n] for n in names if n in node.kwargs), node.args[1] if len(node.args) > 1 else None)
     if isinstance(wish, tuple | list) and all(isinstance(w, int) for w in wish):
-        return [int(w) for w in wish]  # pyrefly: ignore
+        return list(wish)
     if not isinstance(wish, int):
         return "its sizes are computed"
     if size is None:
         return "the size it divides may change with the input"
-    step = -(-size // wish) if node.target in _CHUNK else wish
+    return _divided(size, -(-size // wish) if node.target in _CHUNK else wish)
+
+
+def _divided(size: int, step: int) -> list[int] | str:
     return [min(step, size - start) for start in range(0, size, step)] if step else "it divides nothing"

@@ -1,0 +1,32 @@
+"""FoldPattern: what the schedules that fold something into a layer know of the model, and how they note a refusal."""
+
+from typing import Any
+
+from torch import fx
+
+from bitwright.graph.purity import written_attributes
+from bitwright.graph.rewriting.replace import ReplacePatternBase
+from bitwright.graph.walks import calls_of_modules
+from bitwright.nn.channels import LAYERS
+from bitwright.nn.layer import QuantLayer
+
+
+class FoldPattern(ReplacePatternBase):
+    """A rewrite that folds one node into a layer; its reasons name both, as "mul into conv1, conv1 has 2 users"."""
+
+    done = "folded"
+
+    def begin(self, model: fx.GraphModule) -> None:
+        """Find out how often each module is called, and which tensors the model writes into."""
+        self.model = model
+        self.calls = calls_of_modules(model)
+        self.written = written_attributes(model)
+
+    def near_miss(self, node: fx.Node, reason: str) -> None:
+        """Say what is not folded into what, and why."""
+        self.note(f"not folded: {reason}")
+
+
+def is_layer(module: Any) -> bool:
+    """Whether a module is a quantized layer that something can be folded into."""
+    return isinstance(module, QuantLayer) and isinstance(module, LAYERS)
