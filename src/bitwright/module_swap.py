@@ -114,7 +114,7 @@ def _wanted(cls: type[Any], module: nn.Module, backend: Backend | None) -> bool:
         return True
     operator = operator_of_module(module)
     if backend is not None:
-        return operator is not None and operator.name in backend.integer
+        return operator is not None and operator.name in backend.operators.integer
     return getattr(cls, "by_default", True)
 
 

@@ -3,6 +3,7 @@
 import importlib
 import logging
 import pkgutil
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from fnmatch import fnmatch
 from importlib import metadata
@@ -13,6 +14,15 @@ from bitwright.errors import ConfigError, UnknownNameError, nearest, suggest
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 ENTRY_POINT_GROUP = "bitwright.plugins"
+
+
+class _Waiting(threading.local):
+    """Whether this thread imports a package of ours, which plug-ins may need: they wait until it is whole."""
+
+    importing = False
+
+
+_waiting = _Waiting()
 
 
 class Registry(Generic[T]):
@@ -72,8 +82,8 @@ class Registry(Generic[T]):
         return sorted(n for n in self._items if fnmatch(n, pattern))
 
     def values(self) -> list[T]:
-        """List what is registered."""
-        return list(self._items.values())
+        """List what is registered, in the order of the names."""
+        return [self._items[name] for name in self.names()]
 
     def aliases(self) -> list[str]:
         """List the other names."""
@@ -89,13 +99,17 @@ class Registry(Generic[T]):
 
 def import_all(package: str, path: Iterable[str]) -> None:
     """Import every module of a package, whose decorators register what it holds."""
-    for module in pkgutil.iter_modules(path):
-        importlib.import_module(f"{package}.{module.name}")
+    before, _waiting.importing = _waiting.importing, True
+    try:
+        for module in pkgutil.iter_modules(path):
+            importlib.import_module(f"{package}.{module.name}")
+    finally:
+        _waiting.importing = before
 
 
 def load_plugins() -> None:
     """Import, once, every module that other distributions offer as a plug-in."""
-    if Registry._plugins_loaded:
+    if Registry._plugins_loaded or _waiting.importing:
         return
     Registry._plugins_loaded = True
     for entry in metadata.entry_points(group=ENTRY_POINT_GROUP):

@@ -1,4 +1,4 @@
-"""What recipes and backends read from users alike: specs as text, files of data, and mistakes named all at once."""
+"""What recipes and backends share: strict values, specs as text, files of data, and all mistakes named at once."""
 
 import contextlib
 import json
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import yaml
-from pydantic import BeforeValidator, PlainSerializer, ValidationError, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer, ValidationError, WithJsonSchema
 
 from bitwright.errors import ConfigError, suggest
 from bitwright.spec import QuantSpec
@@ -19,6 +19,13 @@ SPEC_SCHEMA = {
     "examples": ["int8 symmetric narrow channel:0", "uint8 affine tensor", "e4m3 symmetric tensor"],
 }
 SpecText = Annotated[QuantSpec, BeforeValidator(QuantSpec.parse), PlainSerializer(str), WithJsonSchema({**SPEC_SCHEMA})]
+
+
+class Strict(BaseModel):
+    """A frozen value without unknown keys; the text under a field is its description in the JSON schema."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True, use_attribute_docstrings=True)
+
 
 _TAG = "tag:yaml.org,2002:float"
 _NUMBER = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$")  # 1e-3 is a number, as it is in JSON
@@ -46,7 +53,7 @@ _Dumper.add_implicit_resolver(_TAG, _NUMBER, list("-+0123456789"))
 
 
 def read_text(text: str) -> Any:  # noqa: ANN401
-    """Read YAML or JSON text; JSON first, as YAML knows not all of its characters."""
+    """Read YAML or JSON text; try JSON first: YAML rejects some JSON characters."""
     if text.lstrip().startswith("{"):
         with contextlib.suppress(ValueError):
             return json.loads(text)

@@ -3,6 +3,8 @@
 import torch
 from torch import nn
 
+import bitwright as bw
+
 
 class Block(nn.Module):
     """A residual block: c1 - b1 - r1 - c2 - b2, the sum with the input, r2."""
@@ -51,3 +53,33 @@ def probe():
 
 def images(count=2, seed=1):
     return torch.randn(count, 3, 16, 16, generator=torch.Generator().manual_seed(seed))
+
+
+LAYERS = {"stem", "layer1.c1", "layer1.c2", "conv3", "deconv", "fc"}
+SHIPPED = [
+    *("academic", "academic_nlp", "nnie", "onnx_qnn", "onnxruntime", "openvino", "pplcuda", "pplw8a16", "qdq"),
+    *("snpe", "stpu", "tengine_u8", "tensorrt", "tensorrt_nlp", "virtual", "vitis"),
+]
+
+
+def options(name):
+    """The papers' settings leave the specs to the user."""
+    return {"recipe": {"weight": "int4 channel:0", "activation": "uint4"}} if name.startswith("academic") else {}
+
+
+def prepared(name, **more):
+    return bw.prepare(probe(), images(), name, **options(name), **more)
+
+
+def old_names(model, fused):
+    """Quantized tensors under the old toolkit's names, in which a layer, its BatchNorm and its ReLU are one."""
+    layers = {"relu": "stem", "layer1_r1": "layer1_c1", "drelu": "deconv", "layer1_b2": "layer1_c2", "avg": "flatten"}
+    if not fused:
+        layers.pop("layer1_r1")
+    found = [n.args[0].name for n in model.graph.nodes if is_quantizer(model, n)]
+    assert len(found) == len(set(found))
+    return {layers.get(name, name) for name in found}
+
+
+def is_quantizer(model, node):
+    return node.op == "call_module" and isinstance(model.get_submodule(node.target), bw.TensorQuantizer)

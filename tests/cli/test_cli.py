@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from bitwright import __version__
-from bitwright.backends import ONNXRUNTIME
+from bitwright.backends.onnxruntime import ONNXRUNTIME
 from bitwright.cli import main
 
 NETS = Path(__file__).parent / "nets.py"
@@ -116,11 +116,14 @@ def test_backends_lists_what_exists(run):
 
 def test_backends_show_has_all_details(run):
     _, out, _ = run("backends", "show", "onnxruntime")
-    expected = [*ONNXRUNTIME.integer, *ONNXRUNTIME.fused, *ONNXRUNTIME.reasons.values(), *ONNXRUNTIME.notes]
+    operators = ONNXRUNTIME.operators
+    expected = [*operators.integer, *operators.fused, *operators.reasons.values(), *ONNXRUNTIME.notes]
     assert [detail for detail in expected if detail not in out] == []
     details = json.loads(run("backends", "show", "onnxruntime", "--json")[1])
-    assert details["integer"] == ONNXRUNTIME.integer
-    assert details["fused"] == sorted(ONNXRUNTIME.fused)
+    assert details["operators"]["integer"] == operators.integer
+    assert details["operators"]["fused"] == sorted(operators.fused)
+    assert details["operators"]["conditions"] == ["softmax"]
+    assert details["weights"]["spec"] == "int7 symmetric narrow channel:0"
     assert json.loads(run("backends", "--json", "show", "onnxruntime")[1]) == details
 
 

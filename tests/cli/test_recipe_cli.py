@@ -74,8 +74,9 @@ def test_a_backend_is_explained(run, tmp_path):
     mine.write_text("{base: snpe, name: mine, title: my own chip}")
     assert "mine: my own chip" in run("backends", "show", str(mine))[1]
     details = json.loads(run("backends", "show", "vitis", "--json")[1])
-    assert (details["power_of_two"], details["weight"]) == (True, "int8 symmetric pot tensor")
-    assert json.loads(run("backends", "show", "academic", "--json")[1])["weight"] is None
+    assert details["weights"]["power_of_two"] is details["activations"]["power_of_two"] is True
+    assert details["weights"]["spec"] == "int8 symmetric pot tensor"
+    assert json.loads(run("backends", "show", "academic", "--json")[1])["weights"]["spec"] is None
 
 
 def test_the_matrix_is_printed_and_written(run, tmp_path):

@@ -1,7 +1,6 @@
 """BatchNorm in quantization-aware training: by batch statistics, frozen, and as deployed."""
 
 import copy
-import dataclasses
 
 import pytest
 import torch
@@ -15,7 +14,7 @@ from bitwright.nn.fold import NormFold
 from bitwright.nn.registry import qmodule_for
 from bitwright.quantizer import TensorQuantizer
 
-FREE = dataclasses.replace(ONNXRUNTIME, activation_formats=frozenset(), weight_formats=frozenset(), name="free")
+FREE = ONNXRUNTIME.with_(name="free", weights={"formats": ()}, activations={"formats": ()})
 QMIN, QMAX = -7, 7
 
 LAYERS = {

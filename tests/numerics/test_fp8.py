@@ -1,13 +1,11 @@
 """Fp8: by-scale rounding and its gradient, and files that onnxruntime runs to the same numbers."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from torch import nn
 
 import bitwright as bw
-from bitwright.backends import ONNXRUNTIME
+from bitwright.backends.onnxruntime import ONNXRUNTIME
 from bitwright.numerics.fp8 import BY_NAME, fp8_quantize_dequantize
 
 
@@ -40,13 +38,9 @@ def test_gradient_passes_within_the_range():
 @pytest.mark.parametrize("name", ["e4m3", "e5m2"])
 def test_file_computes_the_same_fp8_numbers(name: str, tmp_path):
     torch.manual_seed(0)
-    backend = replace(
-        ONNXRUNTIME,
-        weight=bw.QuantSpec.parse(f"{name} channel:0"),
-        activation=bw.QuantSpec.parse(name),
-        weight_formats=frozenset(),
-        activation_formats=frozenset(),
-        unsigned_activations=False,
+    backend = ONNXRUNTIME.with_(
+        weights={"spec": f"{name} channel:0", "formats": ()},
+        activations={"spec": name, "formats": (), "write_unsigned": False},
     )
     layers = [nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.Flatten(), nn.Linear(128, 5)]
     x = torch.randn(4, 3, 8, 8)

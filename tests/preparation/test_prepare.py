@@ -9,7 +9,7 @@ import yaml
 from torch import nn
 
 import bitwright as bw
-from bitwright.backends import ONNXRUNTIME, Backend
+from bitwright.backends import Backend, find_backend
 from bitwright.errors import ConfigError, UnknownNameError
 from bitwright.nn import QuantConv2d, QuantFunction, QuantLinear
 from bitwright.nn.mixins import PlacedQuantizer
@@ -502,16 +502,17 @@ def test_rules_over_recipe_over_backend(tmp_path):
         assert bits == {"block.0": 4, "block.2": 6, "other": 8, "fc": 8}
         assert model.get_submodule("block.0").input_quantizer.observer.ema_ratio == 0.5
         assert model.get_submodule("block.2").input_quantizer.observer_name == "minmax"
-    assert bw.ledger_of(bw.prepare(Small(), image(), "onnxruntime", recipe=recipe)).backend is ONNXRUNTIME
+    other = bw.prepare(Small(), image(), "onnxruntime", recipe=recipe)
+    assert bw.ledger_of(other).backend is find_backend("onnxruntime")
 
 
 def test_a_backend_of_ones_own():
-    mine = Backend(
+    mine = Backend.of(
         name="mine",
         title="only linear layers",
-        weight=bw.QuantSpec.parse("int8 channel:0"),
-        activation=bw.QuantSpec.parse("int8"),
-        integer={"linear": True},
+        weights="int8 channel:0",
+        activations="int8",
+        operators={"integer": {"linear": True}},
     )
     model = bw.prepare(Small(), image(), mine)
     assert {n for n, v in verdicts(model).items() if v is Verdict.INTEGER} == {"fc"}

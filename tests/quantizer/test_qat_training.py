@@ -1,7 +1,6 @@
 """Training at few bits wins back what calibration alone has lost."""
 
 import copy
-import dataclasses
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ import bitwright as bw
 from bitwright.backends.onnxruntime import ONNXRUNTIME
 from bitwright.methods import parameter_groups
 
-FREE = dataclasses.replace(ONNXRUNTIME, activation_formats=frozenset(), weight_formats=frozenset(), name="free")
+FREE = ONNXRUNTIME.with_(name="free", weights={"formats": ()}, activations={"formats": ()})
 
 
 def block(inputs, outputs, stride=1):

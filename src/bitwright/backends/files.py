@@ -1,38 +1,30 @@
-"""Where backends come from: a name in the registry, a YAML or JSON file of one's own, or plain data."""
+"""Where backends come from: a name in the registry, a YAML or JSON file, or plain data."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import fields
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
-
-from bitwright.backends.base import Backend
+from bitwright.backends.base import Backend, merged, validated
 from bitwright.errors import ConfigError
 from bitwright.registry import Registry
-from bitwright.validation import mistakes, read_data
+from bitwright.validation import read_data
 
 BACKENDS: Registry[Backend] = Registry("backend")
 _FILES = (".yaml", ".yml", ".json")
-_NAMES = [f.name for f in fields(Backend)]  # pyrefly: ignore
 
 
-def register_backend(*, override: bool = False) -> Callable[[Backend], Backend]:
-    """Return a function that files a Backend under its name.
+def register_backend(backend: Backend, *, override: bool = False) -> Backend:
+    """Add a backend under its name.
 
     ::
 
-        MINE = register_backend()(Backend(name="mine", ...))
+        MINE = register_backend(Backend(name="mine", title="my accelerator", ...))
     """
-
-    def decorate(backend: Backend) -> Backend:
-        return BACKENDS.register(backend.name, override=override)(backend)
-
-    return decorate
+    return BACKENDS.register(backend.name, override=override)(backend)
 
 
 def find_backend(source: str | Path | Backend) -> Backend:
-    """The backend of a name (large and small letters are alike, so are - and _), or in a YAML or JSON file."""
+    """Find the backend of a name (case does not matter, nor - or _), or read it from a YAML or JSON file."""
     if isinstance(source, Backend):
         return source
     if not isinstance(source, str | Path):
@@ -40,7 +32,7 @@ def find_backend(source: str | Path | Backend) -> Backend:
     if Path(source).suffix.lower() in _FILES:
         return load_backend(source)
     folded = str(source).lower().replace("-", "_")
-    exact = next((n for n in BACKENDS.names() if n.lower().replace("-", "_") == folded), str(source))
+    exact = next((n for n in BACKENDS if n.lower().replace("-", "_") == folded), str(source))
     return BACKENDS.get(exact)
 
 
@@ -54,20 +46,12 @@ def parse_backend(data: Mapping[str, Any], where: str = "the backend") -> Backen
     """Read a backend from plain data; all mistakes are named at once.
 
     Args:
-        data: the fields of :class:`Backend`, and ``base``: another backend's name, whose fields serve where none is
+        data: the fields of :class:`Backend`, and ``base``: another backend's name, whose settings serve where none is
             given. Conditions are functions: they come from the base, or from a backend written in Python.
         where: what to call it in messages.
     """
     if not isinstance(data, Mapping):
         raise ConfigError(f"{where} must be a mapping of settings, not {type(data).__name__}")
-    given = dict(data)
+    given = {str(key): value for key, value in data.items()}
     base = given.pop("base", None)
-    if base is not None:
-        below = find_backend(base)
-        given = {name: getattr(below, name) for name in _NAMES} | given
-    try:
-        return TypeAdapter(Backend).validate_python(given)
-    except ValidationError as error:
-        raise ConfigError(
-            f"{where} has {mistakes(error, lambda path: ['base', *_NAMES] if not path else [])}"
-        ) from error
+    return validated(given if base is None else merged(find_backend(base), given), where)

@@ -2,27 +2,24 @@
 
 from bitwright.backends.base import Backend
 from bitwright.backends.files import register_backend
-from bitwright.backends.words import LEARNED, RELUS, average_pools, up_to
-from bitwright.spec import QuantSpec
+from bitwright.backends.words import AVERAGE_POOLS, LEARNED, RELUS, up_to
 
-ONNX_QNN = register_backend()(
-    Backend(
+_TENSORS = {"spec": "uint8 affine tensor", "schemes": ("affine",), "method": LEARNED}
+
+ONNX_QNN = register_backend(
+    Backend.of(
         name="onnx_qnn",
         title="ONNX QLinear operators (TVM and others)",
-        weight=QuantSpec.parse("uint8 affine tensor"),
-        activation=QuantSpec.parse("uint8 affine tensor"),
-        integer=dict.fromkeys((*(f"conv{d}d" for d in (1, 2, 3)), "add", *average_pools()), "both"),
-        fused=RELUS,
-        reasons={
-            "linear": "there is no QLinear operator for a fully connected layer",
-            **{f"conv_transpose{d}d": "there is no QLinear operator for a transposed convolution" for d in (1, 2, 3)},
+        weights={**_TENSORS, "formats": up_to(8, "uint"), "granularities": ("tensor",)},
+        activations={**_TENSORS, "formats": ("uint8",)},
+        operators={
+            "integer": dict.fromkeys(("conv?d", "add", *AVERAGE_POOLS), "both"),
+            "fused": RELUS,
+            "reasons": {
+                "linear": "there is no QLinear operator for a fully connected layer",
+                "conv_transpose?d": "there is no QLinear operator for a transposed convolution",
+            },
         },
-        weight_formats=up_to(8, "uint"),
-        activation_formats=frozenset({"uint8"}),
-        weight_grains=frozenset({"tensor"}),
-        weight_schemes=frozenset({"affine"}),
-        activation_schemes=frozenset({"affine"}),
         runtimes=("onnxruntime",),
-        method=LEARNED,
     )
 )

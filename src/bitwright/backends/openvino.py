@@ -1,11 +1,10 @@
 """OpenVINO on CPU: u8 activations, s8 weights per channel, Q/DQ ONNX."""
 
-from dataclasses import replace
-
 from torch import fx
 
 from bitwright.backends.files import register_backend
 from bitwright.backends.onnxruntime import ONNXRUNTIME
+from bitwright.backends.words import AVERAGE_POOLS, CONVOLUTIONS
 from bitwright.graph.facts import facts
 
 
@@ -28,29 +27,22 @@ def _adds_a_constant(node: fx.Node) -> str | None:
     return None
 
 
-OPENVINO = register_backend()(
-    replace(
-        ONNXRUNTIME,
+OPENVINO = register_backend(
+    ONNXRUNTIME.with_(
         name="openvino",
         title="OpenVINO on CPU (Q/DQ ONNX)",
-        integer={
-            **{f"conv{d}d": "inputs" for d in (1, 2, 3)},
-            **{f"conv_transpose{d}d": "inputs" for d in (1, 2, 3)},
-            "linear": "inputs",
-            "add": "inputs",
-            "cat": "inputs",
-            **{f"avg_pool{d}d": "inputs" for d in (1, 2, 3)},
-            **{f"adaptive_avg_pool{d}d": "inputs" for d in (1, 2, 3)},
+        activations={"write_unsigned": False},
+        operators={
+            "integer": dict.fromkeys((*CONVOLUTIONS, "linear", "add", "cat", *AVERAGE_POOLS), "inputs"),
+            "conditions": {"cat": _joins_other_than_channels, "add": _adds_a_constant},
+            "share_inputs": ("cat",),
+            "reasons": {
+                "batch_norm": "no convolution or linear layer before it to fold into",
+                "mul": "OpenVINO fuses it with its neighbours in float",
+                "matmul": "OpenVINO multiplies two computed tensors in integers only if neither has a zero point",
+                "scaled_dot_product_attention": "one fused float operator; its matrix products are not visible yet",
+            },
         },
-        reasons={
-            "batch_norm": "no convolution or linear layer before it to fold into",
-            "mul": "OpenVINO fuses it with its neighbours in float",
-            "matmul": "OpenVINO multiplies two computed tensors in integers only if neither has a zero point",
-            "scaled_dot_product_attention": "one fused float operator; its matrix products are not visible yet",
-        },
-        conditions={"cat": _joins_other_than_channels, "add": _adds_a_constant},
-        share_inputs=frozenset({"cat"}),
-        unsigned_activations=False,
         runtimes=("openvino", "onnxruntime"),
     )
 )

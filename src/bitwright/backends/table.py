@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from bitwright.backends.base import Backend
+from bitwright.backends.rules import TensorRules, listed
 from bitwright.nn.operators import OPERATORS
 
 PLACES = {"both": "inputs and result", "inputs": "inputs", "outputs": "result"}
@@ -12,32 +13,33 @@ _FORMATS = (*(f"{kind}{bits}" for kind in ("int", "uint") for bits in (*range(2,
 _SNIPPET = """```python
 from bitwright.backends import find_backend
 
-print(find_backend("TensorRT").weight, find_backend("TensorRT").integer["conv2d"])
+tensorrt = find_backend("TensorRT")
+print(tensorrt.weights.spec, tensorrt.operators.integer["conv2d"])
 ```"""
 
 
-def facts(backend: Backend) -> list[tuple[str, str]]:
+def summary(backend: Backend) -> list[tuple[str, str]]:
     """What is true of a backend as a whole: specs, defaults, fusions, sharing and limits."""
-    weight_method = backend.weight_method or backend.method
+    operators, folding = backend.operators, backend.folding
+    merged = [f"{before} and {after}" for after, those in operators.merged.items() for before in sorted(those)]
+    power_of_two = backend.weights.power_of_two and backend.activations.power_of_two
     lines = [
-        ("weights", f"{spec_text(backend.weight)} ({backend.weight_observer}, {weight_method})"),
-        ("activations", f"{spec_text(backend.activation)} ({backend.observer}, {backend.method})"),
-        ("weights can be", _limits(backend.weight_formats, backend.weight_grains, backend.weight_schemes)),
-        (
-            "activations can be",
-            _limits(backend.activation_formats, backend.activation_grains, backend.activation_schemes),
-        ),
-        ("scales", "powers of two" if backend.power_of_two else ""),
-        ("fused activations", _listed(backend.fused)),
-        ("nothing fused with", _listed(backend.unfused)),
-        ("no quantizer between", ", ".join(f"{b} and {a}" for a, bs in backend.merged.items() for b in sorted(bs))),
-        ("plain numbers in", _listed(backend.numbers)),
-        ("one scale for all inputs", _listed(backend.share_inputs)),
-        ("first and last layers", f"{backend.ends} bits" if backend.ends else ""),
-        ("BatchNorm", "folded into the layer before it" if backend.folds_norms else "kept apart"),
-        ("attention", "products and softmax, each for itself" if backend.splits_attention else ""),
-        ("constant factors", "folded into layers" if backend.folds_scales else ""),
+        ("weights", _defaults(backend.weights)),
+        ("activations", _defaults(backend.activations)),
+        ("weights can be", _limits(backend.weights)),
+        ("activations can be", _limits(backend.activations)),
+        ("scales", "powers of two" if power_of_two else ""),
+        ("fused activations", listed(operators.fused)),
+        ("nothing fused with", listed(operators.unfused)),
+        ("no quantizer between", ", ".join(merged)),
+        ("plain numbers in", listed(operators.numbers)),
+        ("one scale for all inputs", listed(operators.share_inputs)),
+        ("first and last layers", f"{backend.first_last_bits} bits" if backend.first_last_bits else ""),
+        ("BatchNorm", "folded into the layer before it" if folding.batchnorm else "kept apart"),
+        ("attention", "split into products and a softmax" if operators.split_attention else ""),
+        ("constant factors", "folded into layers" if folding.constants else ""),
         ("bias", "int32, in steps of input scale × weight scale" if backend.integer_bias else "float"),
+        ("reads", ", ".join(backend.formats) or "nothing that Bitwright writes"),
         ("runs here in", ", ".join(backend.runtimes) or "nothing on this machine"),
     ]
     return [line for line in lines if line[1]]
@@ -53,7 +55,7 @@ def page(backends: Sequence[Backend]) -> str:
         _markdown(
             ("name", "what it is", "weights", "activations", "runs here in"),
             [
-                (f"`{b.name}`", b.title, spec_text(b.weight), spec_text(b.activation), ", ".join(b.runtimes))
+                (f"`{b.name}`", b.title, spec_text(b.weights), spec_text(b.activations), ", ".join(b.runtimes))
                 for b in backends
             ],
         ),
@@ -76,30 +78,31 @@ def _sign(operator: str, backend: Backend) -> str:
     moves = OPERATORS.get(operator).carries_when
     if moves == "always":
         return "moves"
-    place = _SIGNS.get(backend.integer.get(operator, ""), "")
-    fused = "fused" if operator in backend.fused else ""
+    place = _SIGNS.get(backend.operators.integer.get(operator, ""), "")
+    fused = "fused" if operator in backend.operators.fused else ""
     return " / ".join(p for p in ("moves" if moves == "sometimes" else "", fused, place) if p)
 
 
 def _format_row(name: str, backends: Iterable[Backend]) -> tuple[str, ...]:
     cells = []
     for b in backends:
-        kinds = (("W", b.weight_formats), ("A", b.activation_formats))
+        kinds = (("W", b.weights.formats), ("A", b.activations.formats))
         cells.append("".join(kind for kind, formats in kinds if not formats or name in formats))
     return (f"`{name}`", *cells)
 
 
-def _limits(formats: frozenset[str], grains: Iterable[str], schemes: Iterable[str]) -> str:
-    return f"{_listed(formats) or 'any format'}; {' or '.join(sorted(schemes))}; one scale per {_listed(grains)}"
+def _defaults(rules: TensorRules) -> str:
+    return f"{spec_text(rules)} ({rules.observer}, {rules.method})"
 
 
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(sorted(names))
+def _limits(rules: TensorRules) -> str:
+    formats = listed(rules.formats) or "any format"
+    return f"{formats}; {listed(rules.schemes, ' or ')}; one scale per {listed(rules.granularities)}"
 
 
-def spec_text(spec: object) -> str:
-    """A spec, or the word that there is none."""
-    return "yours to choose" if spec is None else str(spec)
+def spec_text(rules: TensorRules) -> str:
+    """The spec of a kind of tensors, or the word that there is none."""
+    return "yours to choose" if rules.spec is None else str(rules.spec)
 
 
 def _markdown(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

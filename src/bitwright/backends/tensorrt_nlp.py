@@ -1,7 +1,5 @@
 """NVIDIA TensorRT for transformers: linear layers, matrix products and residual sums."""
 
-from dataclasses import replace
-
 from torch import fx
 
 from bitwright.backends.files import register_backend
@@ -15,16 +13,17 @@ def _adds_embeddings(node: fx.Node) -> str | None:
     return "an embedding goes in" if fed else None
 
 
-TENSORRT_NLP = register_backend()(
-    replace(
-        TENSORRT,
+TENSORRT_NLP = register_backend(
+    TENSORRT.with_(
         name="tensorrt_nlp",
         title="NVIDIA TensorRT for transformers (Q/DQ ONNX)",
-        integer=dict.fromkeys(("linear", "matmul", "add"), "inputs"),
-        conditions={"add": _adds_embeddings},
-        merged={"add": frozenset({"mul", "div"})},  # an attention mask is added to scaled scores
-        numbers=frozenset(),
-        splits_attention=True,
-        reasons={},
+        operators={
+            "integer": dict.fromkeys(("linear", "matmul", "add"), "inputs"),
+            "conditions": {"add": _adds_embeddings},
+            "merged": {"add": ("mul", "div")},  # an attention mask is added to scaled scores
+            "numbers": (),
+            "reasons": {},
+            "split_attention": True,
+        },
     )
 )

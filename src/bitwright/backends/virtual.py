@@ -2,36 +2,26 @@
 
 from bitwright.backends.base import Backend
 from bitwright.backends.files import register_backend
-from bitwright.backends.words import RELUS, average_pools, convolutions
-from bitwright.spec import QuantSpec
+from bitwright.backends.words import AVERAGE_POOLS, CONVOLUTIONS, RELUS
 
-VIRTUAL = register_backend()(
-    Backend(
+_ANYTHING = {"granularities": ("tensor", "channel", "group"), "schemes": ("symmetric", "affine")}
+_OPERATORS = (
+    *(*CONVOLUTIONS, "linear", "matmul", "add", "sub", "mul", "mean"),
+    *(*AVERAGE_POOLS, "interpolate", "prelu"),
+)
+
+VIRTUAL = register_backend(
+    Backend.of(
         name="virtual",
         title="simulation without limits: any format, any granularity",
-        weight=QuantSpec.parse("int8 symmetric channel:0"),
-        activation=QuantSpec.parse("uint8 affine tensor"),
-        integer=dict.fromkeys(
-            (
-                *convolutions(),
-                "linear",
-                "matmul",
-                "add",
-                "sub",
-                "mul",
-                "mean",
-                *average_pools(),
-                "interpolate",
-                "prelu",
-            ),
-            "inputs",
-        ),
-        fused=RELUS,
-        reasons={"div": "a divisor that rounds to zero would give infinity"},
+        weights={"spec": "int8 symmetric channel:0", **_ANYTHING},
+        activations={"spec": "uint8 affine tensor", **_ANYTHING},
         integer_bias=False,
-        weight_grains=frozenset({"tensor", "channel", "group"}),
-        activation_grains=frozenset({"tensor", "channel", "group"}),
-        weight_schemes=frozenset({"symmetric", "affine"}),
+        operators={
+            "integer": dict.fromkeys(_OPERATORS, "inputs"),
+            "fused": RELUS,
+            "reasons": {"div": "a divisor that rounds to zero would give infinity"},
+        },
         notes=("It simulates: no hardware is meant, and what is exported may run nowhere in integers.",),
     )
 )

@@ -2,42 +2,34 @@
 
 from bitwright.backends.base import Backend
 from bitwright.backends.files import register_backend
-from bitwright.backends.words import RELUS, average_pools, convolutions
-from bitwright.spec import QuantSpec
+from bitwright.backends.words import RELUS
 
-VITIS = register_backend()(
-    Backend(
+_TENSORS = {
+    "spec": "int8 symmetric pot tensor",
+    "formats": ("int8",),
+    "granularities": ("tensor",),
+    "schemes": ("symmetric",),
+    "power_of_two": True,
+    "method": "TqtFakeQuantize",
+}
+_OPERATORS = (
+    *("conv2d", "conv_transpose2d", "linear", "avg_pool2d", "adaptive_avg_pool2d"),
+    *("batch_norm", "relu", "prelu", "interpolate", "add", "mul", "cat"),
+)
+
+VITIS = register_backend(
+    Backend.of(
         name="vitis",
         title="Xilinx Vitis AI (DPU)",
-        weight=QuantSpec.parse("int8 symmetric pot tensor"),
-        activation=QuantSpec.parse("int8 symmetric pot tensor"),
-        integer=dict.fromkeys(
-            (
-                *convolutions((2,)),
-                "linear",
-                *average_pools((2,)),
-                "batch_norm",
-                "relu",
-                "prelu",
-                "interpolate",
-                "add",
-                "mul",
-                "cat",
-            ),
-            "outputs",
-        ),
-        fused=RELUS,
-        unfused=frozenset({"add", "mul", "cat"}),
-        numbers=frozenset({"add", "mul"}),
+        weights={**_TENSORS, "observer": "MinMaxFloorObserver"},
+        activations={**_TENSORS, "observer": "PoTModeObserver"},
         integer_bias=False,
-        weight_formats=frozenset({"int8"}),
-        activation_formats=frozenset({"int8"}),
-        weight_grains=frozenset({"tensor"}),
-        activation_schemes=frozenset({"symmetric"}),
-        power_of_two=True,
-        observer="PoTModeObserver",
-        weight_observer="MinMaxFloorObserver",
-        method="TqtFakeQuantize",
+        operators={
+            "integer": dict.fromkeys(_OPERATORS, "outputs"),
+            "fused": RELUS,
+            "unfused": ("add", "mul", "cat"),
+            "numbers": ("add", "mul"),
+        },
         notes=("The network's own input has no quantizer: only results have one.",),
     )
 )

@@ -30,7 +30,7 @@ def list_backends(context: typer.Context, json: Json = False) -> None:
     if json:
         print_json({"backends": [_summary(b) for b in found]})
         return
-    rows = [(b.name, b.title, spec_text(b.weight), spec_text(b.activation), ", ".join(b.runtimes)) for b in found]
+    rows = [(b.name, b.title, spec_text(b.weights), spec_text(b.activations), ", ".join(b.runtimes)) for b in found]
     print_table(("name", "what it is", "weights", "activations", "runs in"), rows, whole=("name",))
 
 
@@ -42,18 +42,18 @@ def show(
 ) -> None:
     """Show everything about one target."""
     from bitwright.backends import find_backend
-    from bitwright.backends.table import PLACES, facts
+    from bitwright.backends.table import PLACES, summary
 
     backend = find_backend(name)
     if json or (context.parent is not None and context.parent.params["json"]):
         print_json(_details(backend))
         return
     print_text(f"{backend.name}: {backend.title}", "bold")
-    print_table(("", ""), facts(backend), whole=("",))
-    rows = [(operator, PLACES[place]) for operator, place in backend.integer.items()]
+    print_table(("", ""), summary(backend), whole=("",))
+    rows = [(operator, PLACES[place]) for operator, place in backend.operators.integer.items()]
     print_table(("runs in integers", "quantizers at"), rows)
-    if backend.reasons:
-        print_table(("stays float", "because"), list(backend.reasons.items()))
+    if backend.operators.reasons:
+        print_table(("stays float", "because"), list(backend.operators.reasons.items()))
     for note in backend.notes:
         print_text(f"Note: {note}")
 
@@ -72,21 +72,12 @@ def matrix(
 
 
 def _summary(backend: "Backend") -> dict[str, Any]:
-    return {
-        "name": backend.name,
-        "title": backend.title,
-        "weight": _plain(backend.weight),
-        "activation": _plain(backend.activation),
-        "runtimes": backend.runtimes,
-    }
+    specs = {kind: getattr(backend, kind).spec for kind in ("weights", "activations")}
+    texts = {kind: None if spec is None else str(spec) for kind, spec in specs.items()}
+    return {"name": backend.name, "title": backend.title, **texts, "runtimes": backend.runtimes}
 
 
 def _details(backend: "Backend") -> dict[str, Any]:
-    from dataclasses import fields
-
-    everything = {f.name: getattr(backend, f.name) for f in fields(backend)}  # pyrefly: ignore
-    return everything | _summary(backend) | {"conditions": sorted(backend.conditions)}
-
-
-def _plain(spec: object) -> str | None:
-    return None if spec is None else str(spec)
+    everything = backend.model_dump(exclude={"operators": {"conditions"}})
+    everything["operators"]["conditions"] = sorted(backend.operators.conditions)
+    return everything

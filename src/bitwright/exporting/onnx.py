@@ -56,7 +56,7 @@ def export(
     twin = deploy(model) if quantized else float_twin(model)
     program = _export_program(twin, inputs, dynamic_batch)
     _name_after_model(program.model, type(model).__name__, _sites(twin))
-    if ledger_of(model).backend.unsigned_activations:
+    if ledger_of(model).backend.activations.write_unsigned:
         _write_unsigned(program.model)
     _write(program.model, target)
     return target

@@ -75,7 +75,7 @@ class Decision:
         if self.custom is not None:
             inputs, outputs = True, bool(getattr(self.custom, "integer", False))
         else:
-            place = backend.integer.get(self.entry.operator)
+            place = backend.operators.integer.get(self.entry.operator)
             inputs, outputs = place in ("inputs", "both"), place in ("outputs", "both")
         if self.rule is not None:
             inputs |= not self.rule.input.empty
@@ -96,7 +96,7 @@ def decide(
     if only is not None and not only:
         return {}
     modules = dict(model.named_modules())
-    ends = _ends(model, modules) if backend.ends and not prefix else set()
+    ends = _ends(model, modules) if backend.first_last_bits and not prefix else set()
     indices = index_arithmetic(model.graph)
     decisions: dict[fx.Node, Decision] = {}
     completed: dict[tuple[int, bool], Wishes] = {}
@@ -134,7 +134,7 @@ def decide(
         else:
             entry.verdict, entry.reason = judge(decision, module, recipe, backend)
         skipped = rule is not None and rule.skip
-        if decision.quantizes or (kind in backend.integer and entry.verdict is Verdict.FLOAT and not skipped):
+        if decision.quantizes or (kind in backend.operators.integer and entry.verdict is Verdict.FLOAT and not skipped):
             entry.asked = wishes.asked(operator is not None and operator.weight)
     return decisions
 
@@ -152,9 +152,11 @@ def join_activations(decisions: dict[fx.Node, Decision], backend: Backend) -> No
         source = node.args[0] if node.args else None
         before = decisions.get(source) if isinstance(source, fx.Node) else None
         apart = decision.rule is not None and (decision.rule.skip or decision.rule.force)
-        if before is None or apart or decision.operator is None or decision.operator.name not in backend.fused:
+        if before is None or apart or decision.operator is None:
             continue
-        if before.keeps_float_result or before.entry.operator in backend.unfused:
+        if decision.operator.name not in backend.operators.fused:
+            continue
+        if before.keeps_float_result or before.entry.operator in backend.operators.unfused:
             continue
         if before.verdict is Verdict.INTEGER and len(before.node.users) == 1 and _has_plain_limits(node):
             decision.entry.verdict = Verdict.FUSED

@@ -48,7 +48,7 @@ def judge(decision: "Decision", module: nn.Module | None, recipe: Recipe, backen
     if obstacle := _obstacle(decision.node, operands(decision.node, decision.operator)):
         return Verdict.FLOAT, obstacle
     if decision.custom is None and not forced:
-        condition = backend.conditions.get(decision.entry.operator)
+        condition = backend.operators.conditions.get(decision.entry.operator)
         obstacle = condition(decision.node) if condition is not None else None
         set_facts(decision.node, keep_float=obstacle is not None)  # the exporter keeps the runtime from trying
         if obstacle:
@@ -66,11 +66,11 @@ def _by_kind(decision: "Decision", module: nn.Module | None, backend: Backend) -
     if not is_float(node):
         return Verdict.FLOAT, "not a float tensor"
     name = operator.name
-    if name not in backend.integer:
-        default = "nothing to fuse it with" if name in backend.fused else f"{backend.name} runs it in float"
-        return Verdict.FLOAT, backend.reasons.get(name, default)
+    if name not in backend.operators.integer:
+        default = "nothing to fuse it with" if name in backend.operators.fused else f"{backend.name} runs it in float"
+        return Verdict.FLOAT, backend.operators.reasons.get(name, default)
     number = operator.binary and len(_tensors(node)) < 2
-    if number and operands(node, operator) and name not in backend.numbers:
+    if number and operands(node, operator) and name not in backend.operators.numbers:
         return Verdict.FLOAT, "one of its operands is a plain number"
     return None
 
@@ -100,7 +100,8 @@ def _by_wishes(decision: "Decision", recipe: Recipe, backend: Backend) -> Judgem
         return Verdict.PARTLY, f"only its weight is quantized, by {by}"
     if not has_weight and not inputs and not outputs:
         return _left(by)
-    if decision.custom is None and decision.rule is not None and decision.entry.operator not in backend.integer:
+    in_float = decision.custom is None and decision.entry.operator not in backend.operators.integer
+    if in_float and decision.rule is not None:
         return Verdict.INTEGER, f"forced by the rule {decision.rule.match!r}: {backend.name} runs it in float"
     return Verdict.INTEGER, ""
 

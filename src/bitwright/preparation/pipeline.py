@@ -193,7 +193,7 @@ def _swap_loose(captured: Capture, wishes: Recipe, target: Backend, ledger: Ledg
         entry = Entry(path, kind, Verdict.FLOAT, "outside of any graph", rule.match if rule else "")
         ledger.entries.append(entry)
         cls = qmodule_for(type(module))
-        known = operator is not None and operator.weight and operator.name in target.integer
+        known = operator is not None and operator.weight and operator.name in target.operators.integer
         if cls is None or not (known or is_custom(cls)):
             continue
         if rule is not None and rule.skip:

@@ -5,12 +5,9 @@ producer and an integer operator carries the producer's scale on. All calls of o
 of its input.
 """
 
-import contextlib
-
 from torch import fx
 
 from bitwright.backends import Backend
-from bitwright.errors import ConfigError
 from bitwright.graph import CapturedModel
 from bitwright.graph.facts import facts, set_facts
 from bitwright.nn.mixins import QuantInputMixin
@@ -36,7 +33,7 @@ def place(model: CapturedModel, decisions: dict[fx.Node, Decision], backend: Bac
     demand.settle()
     inputs_of = {node: [e.key for e in edges if e.key is not None] for node, edges in edges_of.items()}
     for node, keys in inputs_of.items():
-        if decisions[node].custom is None and decisions[node].entry.operator in backend.share_inputs:
+        if decisions[node].custom is None and decisions[node].entry.operator in backend.operators.share_inputs:
             demand.share([*keys, *results[node]])
     demand.share_inputs_of_repeated_layers()
     placed = demand.insert(model, prefix)
@@ -52,7 +49,7 @@ def place(model: CapturedModel, decisions: dict[fx.Node, Decision], backend: Bac
 
 def _read(node: fx.Node, decision: Decision, demand: Demand, backend: Backend) -> list[fx.Node]:
     """The tensors an operator has quantized: what it reads, but for those the target computes along with it."""
-    merged = backend.merged.get(decision.entry.operator, frozenset())
+    merged = backend.operators.merged.get(decision.entry.operator, frozenset())
     return [o for o in operands(node, decision.operator) if facts(demand.walk(o)[0]).operator not in merged]
 
 
@@ -76,10 +73,8 @@ def _placed_by_hand(model: CapturedModel, backend: Backend) -> dict[fx.Node, Ten
     found = {}
     for node in model.graph.nodes:
         module = model.get_submodule(str(node.target)) if node.op == "call_module" else None
-        if not isinstance(module, TensorQuantizer):
-            continue
-        with contextlib.suppress(ConfigError):  # of another kind than the backend's: it gets one more after it
-            backend.check_activation(module.spec, node.name)
+        # One of another kind than the backend's gets one more after it.
+        if isinstance(module, TensorQuantizer) and backend.why_not("activations", module.spec) is None:
             found[node] = module
     return found
 

@@ -50,7 +50,7 @@ def swap(model: CapturedModel, decisions: dict[fx.Node, Decision], recipe: Recip
             continue
         _give_weight_quantizer(qmodule, decision.entry.name, weight, backend)
         if isinstance(qmodule, QuantInputMixin) and "_input_quantizer" not in qmodule.__dict__:
-            qmodule.place_input_quantizer(no_quantizer(backend.activation))  # until one is placed
+            qmodule.place_input_quantizer(no_quantizer(backend.activations.spec))  # until one is placed
         if module is None:
             node.op, node.target = "call_module", add_internal(model, "functions", node.name, qmodule)
         else:
@@ -88,7 +88,7 @@ def quantizes_weight(module: nn.Module) -> bool:
 def give_quantizers(module: Any, name: str, wishes: Wishes, backend: Backend) -> None:  # noqa: ANN401
     """Give a QModule outside of any graph the quantizers of the recipe, its own."""
     if wishes.input.floating:
-        module.place_input_quantizer(no_quantizer(backend.activation))
+        module.place_input_quantizer(no_quantizer(backend.activations.spec))
     else:
         module._input_quantizer = build(wishes.input, needed_spec(wishes.input), f"input of {name}")
     _give_weight_quantizer(module, name, wishes.weight, backend)
@@ -96,7 +96,7 @@ def give_quantizers(module: Any, name: str, wishes: Wishes, backend: Backend) ->
 
 def _give_weight_quantizer(module: Any, name: str, weight: TensorRecipe, backend: Backend) -> None:  # noqa: ANN401
     if quantizes_weight(module):
-        spec = backend.check_weight(on_axis(weight, module.channel_axis), f"the weight of {name}")
+        spec = backend.check("weights", on_axis(weight, module.channel_axis), f"the weight of {name}")
         module._weight_quantizer = build(weight, spec, f"{name}.weight")
     if isinstance(module, QuantLayer) and not backend.integer_bias:
         module.quantize_bias = False

@@ -26,9 +26,9 @@ class Wishes:
 
     def problem(self, backend: Backend, has_weight: bool) -> str | None:
         """Why the backend cannot do that, or None if it can."""
-        specs = [(backend.why_no_weight, self.weight.quant_spec)] if has_weight else []
-        specs += [(backend.why_no_activation, r.quant_spec) for r in (self.input, self.output)]
-        return next((found for ask, spec in specs if spec is not None and (found := ask(spec))), None)
+        weights = [backend.why_not("weights", self.weight.quant_spec)] if has_weight else []
+        activations = [backend.why_not("activations", recipe.quant_spec) for recipe in (self.input, self.output)]
+        return next((problem for problem in (*weights, *activations) if problem), None)
 
     def asked(self, has_weight: bool) -> str:
         """The specs in one line."""
@@ -53,8 +53,8 @@ def _complete(kind: Kind, rule: Rule | None, recipe: Recipe, backend: Backend, a
     is_weight = kind == "weight"
     asked = rule.asked(kind) if rule is not None else TensorRecipe()
     wish = asked.over(recipe.weight if is_weight else recipe.activation)
-    if is_weight and wish.bits in backend.weight_bits:
-        wish = wish.model_copy(update={"bits": backend.weight_bits[wish.bits]})
+    if is_weight and wish.bits in backend.weights.used_bits:
+        wish = wish.model_copy(update={"bits": backend.weights.used_bits[wish.bits]})
     whole = wish.over(_defaults(backend, is_weight))
     if whole.bits is not None:
         neutral = _NEUTRAL["weight" if is_weight else "activation"]
@@ -62,16 +62,14 @@ def _complete(kind: Kind, rule: Rule | None, recipe: Recipe, backend: Backend, a
     spec = whole.quant_spec
     if spec is not None and spec.format.floating and wish.method is None:
         whole = whole.model_copy(update={"method": "FixedFakeQuantize", "method_options": {}})
-    elif spec is not None and at_end and backend.ends and kind != "output" and asked.spec is None and not asked.bits:
-        whole = whole.model_copy(update={"spec": with_bits(spec, backend.ends)})
+    elif spec is not None and at_end and kind != "output" and asked.spec is None and not asked.bits:
+        whole = whole.model_copy(update={"spec": with_bits(spec, backend.first_last_bits or spec.bits)})
     return whole
 
 
 def _defaults(backend: Backend, is_weight: bool) -> TensorRecipe:
-    if is_weight:
-        method = backend.weight_method or backend.method
-        return TensorRecipe(spec=backend.weight, observer=backend.weight_observer, method=method)
-    return TensorRecipe(spec=backend.activation, observer=backend.observer, method=backend.method)
+    rules = backend.weights if is_weight else backend.activations
+    return TensorRecipe(spec=rules.spec, observer=rules.observer, method=rules.method)
 
 
 def check(recipe: Recipe, backend: Backend) -> None:
@@ -89,12 +87,12 @@ def check(recipe: Recipe, backend: Backend) -> None:
             spec = wish.quant_spec
             if spec is None or (rule is not None and rule.asked(kind).empty):
                 continue
-            problem = backend.why_no_weight(spec) if kind == "weight" else backend.why_no_activation(spec)
+            problem = backend.why_not("weights" if kind == "weight" else "activations", spec)
             if problem and not recipe.allow_float:
                 raise ConfigError(f"{where}: {problem}")
             build(wish, spec, "")
 
 
 def _left_open(recipe: Recipe, backend: Backend) -> list[str]:
-    given = [("weight", backend.weight, recipe.weight), ("activation", backend.activation, recipe.activation)]
-    return [kind for kind, spec, wish in given if spec is None and wish.spec is None and wish.bits is None]
+    kinds = {"weight": (backend.weights, recipe.weight), "activation": (backend.activations, recipe.activation)}
+    return [k for k, (rules, wish) in kinds.items() if rules.spec is None and wish.spec is None and wish.bits is None]

@@ -12,8 +12,8 @@ from bitwright.errors import ConfigError, UnknownNameError, suggest
 from bitwright.files import atomic_write
 from bitwright.recipe.presets import PRESETS, expand, find_preset
 from bitwright.recipe.rule import Rule, Subject
-from bitwright.recipe.tensor import Strict, TensorRecipe
-from bitwright.validation import mistakes, read_data, read_text, write_yaml
+from bitwright.recipe.tensor import TensorRecipe
+from bitwright.validation import Strict, mistakes, read_data, read_text, write_yaml
 
 SCHEMA_ID = "https://json-schema.org/draft/2020-12/schema"
 

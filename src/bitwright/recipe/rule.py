@@ -7,7 +7,8 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from bitwright.recipe.tensor import Strict, TensorRecipe
+from bitwright.recipe.tensor import TensorRecipe
+from bitwright.validation import Strict
 
 Kind = Literal["weight", "input", "output"]
 

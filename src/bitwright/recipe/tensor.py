@@ -3,8 +3,6 @@
 from typing import Annotated, Any, Literal
 
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Field,
     GetJsonSchemaHandler,
     JsonValue,
@@ -17,7 +15,7 @@ from pydantic_core import CoreSchema
 
 from bitwright.errors import nearest
 from bitwright.spec import MAX_BITS, MIN_BITS, NumberFormat, QuantSpec
-from bitwright.validation import SPEC_SCHEMA
+from bitwright.validation import SPEC_SCHEMA, Strict
 
 FLOAT: Literal["float"] = "float"
 
@@ -36,12 +34,6 @@ Spec = Annotated[
     PlainSerializer(str),
     WithJsonSchema({**SPEC_SCHEMA, "description": f"{SPEC_SCHEMA['description']} Or 'float': not quantized."}),
 ]
-
-
-class Strict(BaseModel):
-    """A frozen value without unknown keys; the text under a field is its description in the JSON schema."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True, use_attribute_docstrings=True)
 
 
 class TensorRecipe(Strict):

@@ -60,7 +60,7 @@ def read_config(backend: BackendType | str, extra_config: Any) -> ExtraConfig:
         modules,
         preserve_attr=_preserved(config.get("preserve_attr")),
         concrete_args=_fixed(config),
-        folds_norms=BACKENDS.get(target.value).folds_norms and not academic,
+        folds_norms=BACKENDS.get(target.value).folding.batchnorm and not academic,
     )
 
 

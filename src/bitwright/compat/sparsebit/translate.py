@@ -39,9 +39,9 @@ def to_recipe(config: str | Path | Mapping[str, Any]) -> tuple[Recipe, list[str]
 def _arithmetic(cfg: Any, backend: Backend) -> list[Rule]:
     """What Sparsebit quantizes of arithmetic: sums if told to; in simulation, no difference, product or quotient."""
     quantizes_sums = flag("A.QADD.ENABLE_QUANT", cfg.A.QADD.ENABLE_QUANT)
-    left = [name for name in ("sub", "mul", "div") if backend.name == "virtual" and name in backend.integer]
+    left = [name for name in ("sub", "mul", "div") if backend.name == "virtual" and name in backend.operators.integer]
     rules = [Rule(match=f"op:{name}", skip=True, optional=True) for name in left]
-    if quantizes_sums == ("add" in backend.integer):
+    if quantizes_sums == ("add" in backend.operators.integer):
         return rules
     return [*rules, Rule(match="op:add", optional=True, force=quantizes_sums, skip=not quantizes_sums)]
 

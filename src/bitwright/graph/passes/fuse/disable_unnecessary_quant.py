@@ -1,7 +1,7 @@
 """No quantizer between an operator and its activation:  q(relu(q(conv(x))))  ->  q(relu(conv(x))).
 
 A backend that computes both at once never rounds what is between them. This marks the activations whose input nobody
-else reads; those that the backend can fuse (``Backend.fused``) then join the integer operator before them. Switched
+else reads; those that the backend can fuse (``operators.fused``) then join the integer operator before them. Switched
 off, every activation stands by itself, and its input is quantized as well.
 """
 

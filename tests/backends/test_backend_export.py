@@ -1,0 +1,45 @@
+"""Files for backends run as simulated."""
+
+import pytest
+
+import bitwright as bw
+from bitwright.errors import ExportError, VerifyError
+from tests.backends.probe import images, prepared
+
+
+def exported(name, tmp_path, **more):
+    model = prepared(name, **more)
+    bw.calibrate(model, [images()], progress=False)
+    return model, bw.export(model, tmp_path / "model.onnx")
+
+
+@pytest.mark.parametrize("name", ["tensorrt", "onnx_qnn"])
+def test_q_dq_files_run_in_onnxruntime_as_simulated(name, tmp_path):
+    model, file = exported(name, tmp_path)
+    proof = bw.verify(model, file, [images(seed=5)], latency=False, progress=False)
+    (found,) = proof.runtimes.values()
+    assert (found.runtime, found.largest) == ("onnxruntime", 0)
+    assert max(o.relative for o in found.outputs) < 1e-5
+
+
+def test_sixteen_bit_activations_are_written_as_such(tmp_path):
+    import onnx
+
+    model, file = exported("pplw8a16", tmp_path)
+    kinds = {i.name: i.data_type for i in onnx.load(file).graph.initializer}
+    assert onnx.TensorProto.UINT16 in {*kinds.values(), *_constant_types(file)}
+    with pytest.raises(VerifyError, match="no runtime on this machine executes files for pplw8a16"):
+        bw.verify(model, file, [images()])
+
+
+def _constant_types(file):
+    import onnx
+
+    nodes = onnx.load(file).graph.node
+    return {a.i for n in nodes if n.op_type == "Cast" for a in n.attribute if a.name == "to"}
+
+
+def test_a_logarithmic_grid_cannot_be_exported(tmp_path):
+    with pytest.raises(ExportError, match=r"the method 'NNIEFakeQuantize' .* has no uniform grid"):
+        exported("nnie", tmp_path)
+    assert list(tmp_path.iterdir()) == []
