@@ -34,6 +34,7 @@ class QuantOpr(QuantInputMixin, nn.Module):
         channel_axis: the axis of the weight that has the output channels.
     """
 
+    builds_itself = True  # from the module or call it replaces; Bitwright's other QModules adopt a module's parameters
     integer = False
     channel_axis = 0
     _repr_info = ""

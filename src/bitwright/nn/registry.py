@@ -85,9 +85,14 @@ def serving(classes: Mapping[Any, type[nn.Module]]) -> Iterator[None]:
         _FOR_NOW.reset(token)
 
 
+def is_builtin(cls: type) -> bool:
+    """Whether a class lives in this package."""
+    return cls.__module__.startswith("bitwright.nn.")
+
+
 def is_custom(cls: type | None) -> bool:
-    """Whether a class is the user's own, not one of Bitwright's."""
-    return cls is not None and not cls.__module__.startswith("bitwright.nn.")
+    """Whether a class is somebody's own: it comes from outside this package, or builds itself as a QuantOpr does."""
+    return cls is not None and (not is_builtin(cls) or getattr(cls, "builds_itself", False))
 
 
 def adopt(cls: type[nn.Module], module: nn.Module) -> Any:  # noqa: ANN401
