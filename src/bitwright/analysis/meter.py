@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from bitwright.analysis.stats import Histogram, TensorStats
-from bitwright.numerics.operator import wide
+from bitwright.numerics.precision import wide
 from bitwright.numerics.views import broadcast
 from bitwright.quantizer import TensorQuantizer
 

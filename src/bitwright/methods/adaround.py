@@ -5,6 +5,8 @@ y = (clamp(floor(x / s) + h(V) + z, qmin, qmax) - z) · s,   h(V) = clamp(1.2·s
     dV = g·s·h'(V)   inside the range, else 0;   h' = 1.2·sigmoid(V)·(1 - sigmoid(V)) where 0 < h < 1
     dx = g           inside the range, else 0
 
+with sigmoid(V) = (1 + tanh(V / 2)) / 2, by :mod:`bitwright.numerics.hyperbolic`.
+
 The regulariser Σ 1 - |2h - 1|^β drives h to 0 or 1. Without gradients, and once hardened, rounding is up where V >= 0.
 """
 
@@ -15,11 +17,53 @@ from torch import Tensor, nn
 
 from bitwright.methods.base import Method, register_method
 from bitwright.numerics import quantize, quantize_dequantize
-from bitwright.numerics.rounding import GAMMA, ZETA, fraction, learned_rounding, rounded_by_sign
+from bitwright.numerics.fused import Fused
+from bitwright.numerics.hyperbolic import tanh_and_slope
+from bitwright.numerics.kernel_operator import apply_kernel, kernel_operator
+from bitwright.numerics.kinds import PerScale, PerValue
+from bitwright.numerics.precision import wide
 from bitwright.numerics.views import broadcast
 from bitwright.spec import QuantSpec
 
 _NAME = "AdaRoundFakeQuantize"
+ZETA, GAMMA = 1.1, -0.1
+
+
+def fraction(rounding: Tensor) -> Tensor:
+    """h(V), between 0 and 1."""
+    return (torch.sigmoid(rounding) * (ZETA - GAMMA) + GAMMA).clamp(0.0, 1.0)
+
+
+def _fraction_and_slope(rounding: Tensor) -> tuple[Tensor, Tensor]:
+    """h(V), and its slope where it is neither 0 nor 1."""
+    t, slope = tanh_and_slope(rounding * 0.5)
+    return (t * 0.6 + 0.5).clamp(0.0, 1.0), slope * 0.3  # (ζ - γ) / 2, and its half
+
+
+@Fused
+def _values(x: Tensor, rounding: PerValue, scale: PerScale, zero_point: PerScale, qmin: int, qmax: int) -> Tensor:
+    h, _ = _fraction_and_slope(rounding.to(scale.dtype))
+    q = (torch.floor(torch.div(wide(x), scale)) + zero_point + h).clamp(qmin, qmax)
+    return ((q - zero_point) * scale).to(x.dtype)
+
+
+@Fused
+def _gradients(
+    x: Tensor, grad: PerValue, rounding: PerValue, scale: PerScale, zero_point: PerScale, qmin: int, qmax: int
+) -> tuple[Tensor, Tensor]:
+    h, slope = _fraction_and_slope(rounding.to(scale.dtype))
+    q = torch.floor(torch.div(wide(x), scale)) + zero_point + h
+    inside = torch.where((q >= qmin) & (q <= qmax), wide(grad), 0.0)
+    up_or_down = torch.where((h > 0.0) & (h < 1.0), inside * scale * slope, 0.0)
+    return inside.to(grad.dtype), up_or_down.to(rounding.dtype)
+
+
+@Fused
+def _by_sign(x: Tensor, rounding: PerValue, scale: PerScale) -> Tensor:
+    return ((torch.floor(torch.div(wide(x), scale)) + (rounding >= 0)) * scale).to(x.dtype)
+
+
+learned_rounding = kernel_operator("learned_rounding", _values, _gradients, learned=("rounding",))
 
 
 @register_method(_NAME, aliases=("adaround", "AdaRound"))
@@ -58,7 +102,7 @@ class AdaRoundFakeQuantize(Method):
         """``x`` at whole numbers of scales, rounded by the sign of V."""
         if self.rounding is None:
             return x
-        return rounded_by_sign(x, self.rounding, scale, self.axis, self.group)
+        return apply_kernel(_by_sign, x, self.rounding.detach(), scale, axis=self.axis, group=self.group)
 
     def integers(self, x: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor:
         """The integers after learned rounding."""

@@ -7,6 +7,10 @@ of one bit), all powers different, γ such that the largest level is α. Signed 
 
     dx = g                                        inside, else 0
     dα = Σ g·(nearest(x / α) - x / α) inside,  Σ g above,  -Σ g below (0 for unsigned)
+
+The nearest level is found in a table: ``table[j]`` is the level (from 0 to 1) nearest to magnitudes in
+[j, j + 1) / (len(table) - 1). All levels are whole multiples of 1/n, so a table of 2n + 1 cells knows every bound
+between them exactly, and nothing of size values × levels is made.
 """
 
 import itertools
@@ -16,12 +20,47 @@ from torch import Tensor, nn
 
 from bitwright.methods.base import register_method
 from bitwright.methods.clipped import TINY
-from bitwright.methods.levels import LevelMethod
+from bitwright.methods.nonuniform import NonUniformMethod
 from bitwright.methods.options import flag, need_bits, need_symmetric
-from bitwright.numerics.levels import level_quantize, nearest
+from bitwright.numerics.fused import Fused
+from bitwright.numerics.kernel_operator import kernel_operator
+from bitwright.numerics.kinds import PerScale, PerValue
+from bitwright.numerics.precision import total, wide
 from bitwright.spec import QuantSpec
 
 _NAME = "APoTFakeQuantize"
+
+
+def _look_up(v: Tensor, table: Tensor) -> Tensor:
+    """The levels nearest to values from -1 to 1; NaN stays NaN."""
+    known = v == v
+    level = table.to(v.dtype)[(torch.where(known, v.abs(), 0.0) * (table.shape[0] - 1)).to(torch.int32)]
+    return torch.where(known, torch.where(v < 0, -level, level), v)
+
+
+@Fused
+def _values(x: Tensor, scale: PerScale, table: Tensor, signed: bool) -> Tensor:
+    v = torch.div(wide(x), scale).clamp(-1.0 if signed else 0.0, 1.0)
+    return (_look_up(v, table) * scale).to(x.dtype)
+
+
+@Fused
+def _gradients(x: Tensor, grad: PerValue, scale: PerScale, table: Tensor, signed: bool) -> tuple[Tensor, Tensor]:
+    raw = torch.div(wide(x), scale)
+    v = raw.clamp(-1.0 if signed else 0.0, 1.0)
+    inside = raw == v
+    return grad * inside, total(wide(grad) * (_look_up(v, table) - torch.where(inside, v, 0.0)))
+
+
+level_quantize = kernel_operator("level_quantize", _values, _gradients, learned=("scale",))
+
+
+def nearest_table(levels: Tensor) -> Tensor:
+    """The table of sorted ``levels`` from 0 to a whole number n, all whole numbers, in units of n."""
+    n = int(levels[-1])
+    places = torch.arange(2 * n + 1, device=levels.device, dtype=levels.dtype) / 2 + 0.25
+    bounds = (levels[1:] + levels[:-1]) / 2
+    return levels[torch.bucketize(places, bounds)] / n
 
 
 def additive_powers(bits: int) -> Tensor:
@@ -36,7 +75,7 @@ def additive_powers(bits: int) -> Tensor:
 
 
 @register_method(_NAME, aliases=("apot", "APoT"))
-class APoTFakeQuantize(LevelMethod):
+class APoTFakeQuantize(NonUniformMethod):
     """APoT: the clipping value alpha is a Parameter.
 
     Args:
@@ -52,7 +91,7 @@ class APoTFakeQuantize(LevelMethod):
         need_symmetric(_NAME, spec)
         need_bits(_NAME, spec, 8)
         super().__init__(spec)
-        table = nearest(additive_powers(spec.bits - int(spec.format.signed)))
+        table = nearest_table(additive_powers(spec.bits - int(spec.format.signed)))
         self.register_buffer("table", table.float(), persistent=False)
         self.weight_norm = flag(_NAME, "weight_norm", weight_norm)
         self.use_grad_scaling = flag(_NAME, "use_grad_scaling", use_grad_scaling)

@@ -1,4 +1,20 @@
-"""ClippedMethod: the base of methods that learn the step and the ends of a uniform grid."""
+"""ClippedMethod: the base of methods that learn the step and the ends of a uniform grid (LSQ, LSQ+, PACT, TQT, QDrop).
+
+With v = x / step + zero_point (not rounded), the values are those of ``quantize_dequantize``:
+
+    y = (clamp(round(x / step) + zero_point, qmin, qmax) - zero_point) · step
+
+and the gradients, for a gradient g of y and sums over all values that share a step:
+
+    x     g                    where qmin <= v <= qmax, else 0
+    step  Σ g·(round(v) - v)   over qmin <= v <= qmax
+    low   Σ g                  over v < qmin
+    high  Σ g                  over v > qmax
+
+``low`` and ``high`` are the ends (qmin - z)·step and (qmax - z)·step, but only as where gradients go: a method writes
+them in terms of what it learns, and autograd does the rest. LSQ writes ``high = (qmax - z) · scale``, PACT
+``high = alpha``. The sums are multiplied by ``factor``; compiled and eager sums may differ in the last bit.
+"""
 
 from typing import NamedTuple
 
@@ -7,17 +23,48 @@ from torch import Tensor
 
 from bitwright.methods.base import Method
 from bitwright.numerics import quantize_dequantize
-from bitwright.numerics.clipped import clipped_quantize
+from bitwright.numerics.fused import Fused
+from bitwright.numerics.kernel_operator import kernel_operator
+from bitwright.numerics.kinds import PerScale, PerValue
+from bitwright.numerics.precision import total, wide
+from bitwright.numerics.qdq import nearest_level
 from bitwright.spec import QuantSpec
 
 TINY = 2.0**-60  # added to what must be positive; far below the last bit of any real scale
+
+
+def clipped_gradients(
+    values: Tensor, g: Tensor, scale: Tensor, zero_point: Tensor, qmin: int, qmax: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of x, step, low and high, in the precision of ``values``."""
+    v = torch.div(values, scale)
+    position = v + zero_point
+    below, above = position < qmin, position > qmax
+    inside = torch.where(below | above, 0.0, g)
+    return (
+        inside,
+        total(inside * (torch.round(v) - v)),
+        total(torch.where(below, g, 0.0)),
+        total(torch.where(above, g, 0.0)),
+    )
+
+
+@Fused
+def _gradients(
+    x: Tensor, grad: PerValue, scale: PerScale, zero_point: PerScale, qmin: int, qmax: int
+) -> tuple[Tensor, ...]:
+    inside, *sums = clipped_gradients(wide(x), wide(grad), scale, zero_point, qmin, qmax)
+    return inside.to(grad.dtype), *sums
+
+
+clipped_quantize = kernel_operator("clipped_quantize", nearest_level, _gradients, learned=("scale", "low", "high"))
 
 
 class Grid(NamedTuple):
     """A uniform grid in terms of what a method learns.
 
     ``step`` and ``zero_point`` (integers) give the values; gradients go to the step (by rounding) and to the ``low``
-    and ``high`` ends (by clipping). See :mod:`bitwright.numerics.clipped`.
+    and ``high`` ends (by clipping).
     """
 
     step: Tensor

@@ -4,7 +4,10 @@
     weights      y = 2·round(n·(t / 2 + ½)) / n - 1,   t = tanh(x) / max|tanh(x)|
 
     dx of activations = g where x rounds to something in [0, 1], else 0
-    dx of weights     = g·dt/dx, through tanh and the maximum; formula in :mod:`bitwright.numerics.tanh`
+    dx of weights     = g·(1 - tanh²(x)) / m  -  [|x| = max|x|]·sign(x)·(1 - m²)·Σ(g·t) / (k·m)
+
+with m = max|tanh(x)| = tanh(max|x|) over the values that share a step, attained by k of them. Rounding counts as the
+identity; the second term is what goes through the maximum.
 
 The paper's weights lie at odd multiples of 1/n, between integers: they are not stored as integers. ``normalize`` rounds
 t to the spec's own integers instead, as Sparsebit and MQBench do: that can be exported.
@@ -17,10 +20,54 @@ from bitwright.errors import ConfigError
 from bitwright.methods.base import Method, register_method
 from bitwright.methods.options import choice, flag
 from bitwright.numerics import quantize, quantize_dequantize, scale_and_zero_point
-from bitwright.numerics.tanh import squeeze, tanh_quantize
+from bitwright.numerics.fused import Fused
+from bitwright.numerics.hyperbolic import tanh_and_slope
+from bitwright.numerics.kernel_operator import apply_kernel, kernel_operator
+from bitwright.numerics.kinds import PerScale, PerValue
+from bitwright.numerics.precision import total, wide
 from bitwright.spec import QuantSpec
 
 _NAME = "DoReFaFakeQuantize"
+
+
+def _reach(values: Tensor) -> tuple[Tensor, Tensor]:
+    """max|x| and m over what shares a step, shaped to broadcast."""
+    size = values.abs()
+    reach = size.amax() if size.ndim == 1 else size.amax((0, 2)).unsqueeze(1)
+    return reach, tanh_and_slope(reach)[0].clamp(min=1e-30)  # a tensor of zeros stays zero
+
+
+@Fused
+def _squeezed(x: Tensor) -> Tensor:
+    values = wide(x)
+    return (tanh_and_slope(values)[0] / _reach(values)[1]).to(x.dtype)
+
+
+@Fused
+def _values(x: Tensor, scale: PerScale, zero_point: PerScale, qmin: int, qmax: int) -> Tensor:
+    values = wide(x)
+    _, m = _reach(values)
+    q = torch.round(tanh_and_slope(values)[0] * (1.0 / (m * scale)) + zero_point).clamp(qmin, qmax)
+    return ((q - zero_point) * scale).to(x.dtype)
+
+
+def _gradient(x: Tensor, grad: PerValue) -> Tensor:
+    values, g = wide(x), wide(grad)
+    reach, m = _reach(values)
+    t, slope = tanh_and_slope(values)
+    many = total((values.abs() == reach).to(values.dtype))
+    share = (1.0 - m * m) / (m * m) * (total(g * t) / many).reshape(m.shape)
+    part = torch.where(values == reach, share, torch.where(values == -reach, -share, 0.0))
+    return (g * slope * (1.0 / m) - part).to(grad.dtype)
+
+
+# The gradient of the largest value holds a sum.
+tanh_quantize = kernel_operator("tanh_quantize", _values, Fused(_gradient, exact=False))
+
+
+def squeeze(x: Tensor, axis: int | None, group: int | None) -> Tensor:
+    """tanh(x) / max|tanh(x)|, without a gradient."""
+    return apply_kernel(_squeezed, x, axis=axis, group=group)
 
 
 @register_method(_NAME, aliases=("dorefa", "DoReFa"))

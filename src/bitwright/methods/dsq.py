@@ -1,14 +1,17 @@
 """DSQFakeQuantize: differentiable soft quantization (Gong et al., ICCV 2019).
 
 Forward rounds, backward follows a staircase of tanh between the learned ends low and high, with the learned
-temperature α in (0, ½): the smaller, the steeper. With Δ the step, f in [-½, ½] the place between two steps,
-S = 1 / (1 - α) and K = ln(2 / α - 1)
+temperature α in (0, ½): the smaller, the steeper. With Δ the step, Q = qmax - qmin steps between the ends,
+v = (x - low) / Δ counted in steps, i = floor(v) and f = v - i - ½, the staircase is
 
-    Q(x) = low + Δ·(i + (S·tanh(K·f) + 1) / 2)
+    σ(v) = i + (S·tanh(K·f) + 1) / 2,    S = 1 / (1 - α),  K = ln(2 / α - 1),    y = low + Δ·σ(v)
 
-    dx, dα, dlow, dhigh are those of Q;  outside, dx = dα = 0 and the end on that side gets Σ g
+    x      σ' = S·K·(1 - tanh²(K·f)) / 2                               0 outside [low, high]
+    α      Δ/2 · (S²·tanh(K·f) - S·(1 - tanh²(K·f))·f·2 / (α·(2 - α)))  0 outside
+    high   (σ - v·σ') / Q                                               1 above, 0 below
+    low    1 - σ/Q - σ'·(1 - v/Q)                                       1 below, 0 above
 
-The formulas are in :mod:`bitwright.numerics.soft`.
+Sums of compiled and of eager kernels may differ in the last bits.
 """
 
 import torch
@@ -17,11 +20,50 @@ from torch import Tensor, nn
 from bitwright.methods.base import register_method
 from bitwright.methods.clipped import TINY, ClippedMethod, Grid
 from bitwright.methods.options import flag, number
-from bitwright.numerics.soft import soft_quantize
+from bitwright.numerics.fused import Fused
+from bitwright.numerics.hyperbolic import tanh_and_slope
+from bitwright.numerics.kernel_operator import kernel_operator
+from bitwright.numerics.kinds import PerScale, PerValue
+from bitwright.numerics.precision import total, wide
+from bitwright.numerics.qdq import nearest_level
 from bitwright.spec import QuantSpec
 
 _NAME = "DSQFakeQuantize"
 _SOFTEST, _HARDEST = 0.5, 0.01
+
+
+@Fused
+def _gradients(
+    x: Tensor,
+    grad: PerValue,
+    scale: PerScale,
+    zero_point: PerScale,
+    steepness: PerScale,
+    gain: PerScale,
+    bend: PerScale,
+    qmin: int,
+    qmax: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of x, α, low and high, from K, S and 2 / (α·(2 - α)), made once and not for every value."""
+    values, g = wide(x), wide(grad)
+    v = torch.div(values, scale) + (zero_point - qmin)
+    below, above = v < 0, v > qmax - qmin
+    i = torch.floor(v).clamp(0, qmax - qmin - 1)
+    f = v - i - 0.5
+    t, bend_of_t = tanh_and_slope(f * steepness)
+    t, bump = t * gain, bend_of_t * gain
+    slope = bump * (0.5 * steepness)
+    rest = torch.where(below | above, 0.0, g)
+    rise = (i + 0.5 * (t + 1.0) - v * slope) * (1.0 / (qmax - qmin))
+    return (
+        (rest * slope).to(grad.dtype),
+        total(rest * (gain * t - bump * f * bend)) * (scale.squeeze(-1) / 2),
+        total(torch.where(below, g, rest * (1.0 - slope - rise))),
+        total(torch.where(above, g, rest * rise)),
+    )
+
+
+soft_quantize = kernel_operator("soft_quantize", nearest_level, _gradients, learned=("alpha", "low", "high"))
 
 
 @register_method(_NAME, aliases=("dsq", "DSQ"))
@@ -71,6 +113,7 @@ class DSQFakeQuantize(ClippedMethod):
     def quantize(self, x: Tensor, grid: Grid, factor: float) -> Tensor:
         """Round forward, the staircase's slope backward."""
         alpha = self.alpha + (self.alpha.detach().clamp(_HARDEST, _SOFTEST) - self.alpha).detach()
-        step, low, high, zero_point = grid
-        where = (self.spec.qmin, self.spec.qmax, factor, self.axis, self.group)
-        return soft_quantize(x, alpha, low, high, step, zero_point, *where)
+        a, (step, low, high, zero_point) = alpha.detach(), grid
+        shape = (torch.log(2.0 / a - 1.0), 1.0 / (1.0 - a), 2.0 / (a * (2.0 - a)))
+        limits = (self.spec.qmin, self.spec.qmax)
+        return soft_quantize(x, alpha, low, high, step, zero_point, *limits, *shape, factor, self.axis, self.group)

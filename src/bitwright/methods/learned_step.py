@@ -20,7 +20,8 @@ from bitwright.methods.base import Method
 from bitwright.methods.clipped import TINY
 from bitwright.methods.learnable import LearnableFakeQuantize
 from bitwright.numerics.fused import Fused
-from bitwright.numerics.operator import total
+from bitwright.numerics.kinds import PerScale, PerValue
+from bitwright.numerics.precision import total
 from bitwright.numerics.views import canonical
 
 LARGE = 1 << 16
@@ -144,12 +145,12 @@ def _steps(nearest: Tensor, z: Tensor | None, qmin: int, qmax: int) -> Tensor:
 
 
 @Fused
-def _forward(x: Tensor, step: Tensor, z: Tensor | None, qmin: int, qmax: int) -> Tensor:
+def _forward(x: Tensor, step: PerScale, z: PerScale | None, qmin: int, qmax: int) -> Tensor:
     return _steps(torch.div(x, step).round_(), z, qmin, qmax).mul_(step)
 
 
 @Fused
-def _sums(x: Tensor, grad: Tensor, step: Tensor, qmin: int, qmax: int) -> tuple[Tensor, Tensor]:
+def _sums(x: Tensor, grad: PerValue, step: PerScale, qmin: int, qmax: int) -> tuple[Tensor, Tensor]:
     v = torch.div(x, step)
     grad_x = torch.where((v < qmin) | (v > qmax), 0.0, grad)
     return grad_x, total(_part(v, grad, grad_x, None, qmin, qmax))
@@ -157,7 +158,7 @@ def _sums(x: Tensor, grad: Tensor, step: Tensor, qmin: int, qmax: int) -> tuple[
 
 @Fused
 def _affine_sums(
-    x: Tensor, grad: Tensor, step: Tensor, z: Tensor, qmin: int, qmax: int
+    x: Tensor, grad: PerValue, step: PerScale, z: PerScale, qmin: int, qmax: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     v = torch.div(x, step)
     grad_x = torch.where((v + z < qmin) | (v + z > qmax), 0.0, grad)

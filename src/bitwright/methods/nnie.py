@@ -1,41 +1,62 @@
 """NNIEFakeQuantize: logarithmic levels, as HiSilicon's NNIE has them (its format GFPQ).
 
-With c the largest magnitude, m = qmax steps (127 for 8 bits) and r = (qmax + 1) / 8 of them per factor of two (16):
+With c the largest level, v = x / c, m = qmax steps (127 for 8 bits) and r = (qmax + 1) / 8 of them per factor of two:
 
-    k = clamp(round(r·log2|x|) - Z, 0, m),   Z = round(r·log2 c) - m,      y = sign(x)·2^((k + Z) / r)
-
-Negative values begin at k = 1, and values smaller than half the smallest level of their sign become 0.
+    k = clamp(round(r·log2|v|), -m (x > 0) or 1 - m (x < 0), 0)
+    y = c·sign(v)·2^(k / r),    0 where |v| is at most half the smallest level of its sign, or x < 0 is unsigned
 
     dx = g    everywhere
+
+Eager and compiled logarithms may differ in the last bit.
 """
 
 import torch
 from torch import Tensor
 
 from bitwright.methods.base import register_method
-from bitwright.methods.levels import LevelMethod
+from bitwright.methods.nonuniform import NonUniformMethod
 from bitwright.methods.options import need_bits
-from bitwright.numerics.logarithmic import logarithmic_quantize
+from bitwright.numerics.fused import Fused
+from bitwright.numerics.kernel_operator import kernel_operator
+from bitwright.numerics.kinds import PerScale
+from bitwright.numerics.precision import wide
 from bitwright.spec import QuantSpec
 
 _NAME = "NNIEFakeQuantize"
 
 
+def _values(x: Tensor, largest: PerScale, constants: Tensor) -> Tensor:
+    rate, period, lowest, smallest, negative = constants.to(largest.dtype).unbind()
+    v = torch.div(wide(x), largest)
+    size, minus = v.abs(), v < 0
+    k = torch.round(rate * torch.log2(size))
+    k = torch.maximum(k, torch.where(minus, lowest + 1.0, lowest)).clamp(max=0.0)
+    level = torch.exp2(k * period) * largest
+    dead = size <= torch.where(minus, negative, smallest)
+    return torch.where(dead, 0.0, torch.where(minus, -level, level)).to(x.dtype)
+
+
+logarithmic_quantize = kernel_operator("logarithmic_quantize", Fused(_values, exact=False), None)
+
+
 @register_method(_NAME, aliases=("nnie", "NNIE"))
-class NNIEFakeQuantize(LevelMethod):
+class NNIEFakeQuantize(NonUniformMethod):
     """NNIE: nothing is learned; the largest level follows the calibrated range."""
+
+    constants: Tensor  # r, 1 / r, -m, and half of the smallest level above and below zero
 
     def __init__(self, spec: QuantSpec) -> None:
         need_bits(_NAME, spec, 8)
         super().__init__(spec)
+        self.rate, steps = (spec.qmax + 1) / 8, spec.qmax
+        negative = 2.0 ** ((1 - steps) / self.rate) / 2 if spec.format.signed else float("inf")
+        constants = [self.rate, 1 / self.rate, -steps, 2.0 ** (-steps / self.rate) / 2, negative]
+        self.register_buffer("constants", torch.tensor(constants, dtype=torch.float64), persistent=False)
 
     def largest(self, scale: Tensor, zero_point: Tensor) -> Tensor:
         """The largest level: the calibrated reach, at a whole number of steps of the logarithm."""
-        rate = (self.spec.qmax + 1) / 8
-        return torch.exp2(torch.round(rate * torch.log2(self.reach(scale, zero_point))) / rate)
+        return torch.exp2(torch.round(self.rate * torch.log2(self.reach(scale, zero_point))) / self.rate)
 
     def forward(self, x: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor:
         """Round ``x`` to the nearest level of the logarithmic scale."""
-        spec = self.spec
-        largest = self.largest(scale, zero_point)
-        return logarithmic_quantize(x, largest, spec.qmax, spec.format.signed, self.axis, self.group)
+        return logarithmic_quantize(x, self.largest(scale, zero_point), self.constants, self.axis, self.group)

@@ -7,17 +7,50 @@ With m = 1 for values that are quantized and 0 for the others, and LSQ's y and g
     dx  = g·(m·[inside] + 1 - m),      ds = LSQ's, of the gradient m·g
 """
 
+import torch
 from torch import Tensor
 
 from bitwright.methods.base import register_method
-from bitwright.methods.clipped import Grid
+from bitwright.methods.clipped import Grid, clipped_gradients
 from bitwright.methods.learnable import LearnableFakeQuantize
 from bitwright.methods.options import number
-from bitwright.numerics.chance import quantize_some
-from bitwright.numerics.noise import draw_key
+from bitwright.numerics.fused import Fused
+from bitwright.numerics.kernel_operator import kernel_operator
+from bitwright.numerics.kinds import PerScale, PerValue
+from bitwright.numerics.noise import draw_key, noise
+from bitwright.numerics.precision import wide
 from bitwright.spec import QuantSpec
 
 _NAME = "QDropFakeQuantize"
+
+
+@Fused
+def _values(
+    x: Tensor, scale: PerScale, zero_point: PerScale, key: Tensor, odds: Tensor, qmin: int, qmax: int
+) -> Tensor:
+    values = wide(x)
+    q = (torch.round(torch.div(values, scale)) + zero_point).clamp(qmin, qmax)
+    return torch.where(noise(values, key) < odds, (q - zero_point) * scale, values).to(x.dtype)
+
+
+@Fused
+def _gradients(
+    x: Tensor,
+    grad: PerValue,
+    scale: PerScale,
+    zero_point: PerScale,
+    key: Tensor,
+    odds: Tensor,
+    qmin: int,
+    qmax: int,
+) -> tuple[Tensor, ...]:
+    values, g = wide(x), wide(grad)
+    some = noise(values, key) < odds
+    inside, *sums = clipped_gradients(values, torch.where(some, g, 0.0), scale, zero_point, qmin, qmax)
+    return torch.where(some, inside, g).to(grad.dtype), *sums
+
+
+quantize_some = kernel_operator("quantize_some", _values, _gradients, learned=("scale", "low", "high"))
 
 
 @register_method(_NAME, aliases=("qdrop", "QDrop"))
@@ -41,5 +74,6 @@ class QDropFakeQuantize(LearnableFakeQuantize):
         """Quantize all of ``x``, or in training some."""
         if not self.training or self.prob == 1.0:
             return super().quantize(x, grid, factor)
+        odds = torch.full((), self.prob - 0.5, device=x.device)  # noise is below with this probability
         where = (self.spec.qmin, self.spec.qmax, factor, self.axis, self.group)
-        return quantize_some(x, *grid, draw_key(x), self.prob, *where)
+        return quantize_some(x, *grid, draw_key(x), odds, *where)

@@ -9,8 +9,23 @@ from torch import Tensor
 
 from bitwright.methods.base import Method, register_method
 from bitwright.numerics import quantize_dequantize
-from bitwright.numerics.chance import stochastic_quantize
-from bitwright.numerics.noise import draw_key
+from bitwright.numerics.fused import Fused
+from bitwright.numerics.kernel_operator import kernel_operator
+from bitwright.numerics.kinds import PerScale
+from bitwright.numerics.noise import draw_key, noise
+from bitwright.numerics.precision import wide
+from bitwright.numerics.qdq import straight_through
+
+
+@Fused
+def _values(x: Tensor, key: Tensor, scale: PerScale, zero_point: PerScale, qmin: int, qmax: int) -> Tensor:
+    v = torch.div(wide(x), scale)
+    down = torch.floor(v)
+    q = torch.where(noise(v, key) < v - down - 0.5, down + 1.0, down)
+    return (((q + zero_point).clamp(qmin, qmax) - zero_point) * scale).to(x.dtype)
+
+
+stochastic_quantize = kernel_operator("stochastic_quantize", _values, straight_through)
 
 
 @register_method("StochasticFakeQuantize", aliases=("stochastic",))

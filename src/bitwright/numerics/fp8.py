@@ -15,8 +15,9 @@ from torch import Tensor
 from torch.autograd import Function
 
 from bitwright.numerics.amax import SMALLEST_AMAX, check_amax, inside, multiplier, wide
-from bitwright.numerics.operator import WHERE, define_operator
-from bitwright.numerics.views import broadcast
+from bitwright.numerics.fused import Fused
+from bitwright.numerics.kernel_operator import kernel_operator
+from bitwright.numerics.kinds import PerScale, PerValue
 
 
 @dataclass(frozen=True)
@@ -38,20 +39,17 @@ def to_fp8(x: Tensor, kind: Fp8) -> Tensor:
     return wide(x).clamp(-kind.top, kind.top).to(kind.dtype)
 
 
-def _by_scale(x: Tensor, scale: Tensor, form: str, axis: int | None = None, group: int | None = None) -> Tensor:
-    s = broadcast(scale, x, axis, group).to(wide(x).dtype)
-    return (to_fp8(wide(x) / s, BY_NAME[form]).to(s.dtype) * s).to(x.dtype)
+@Fused
+def _by_scale(x: Tensor, scale: PerScale, form: str) -> Tensor:
+    return (to_fp8(wide(x) / scale, BY_NAME[form]).to(scale.dtype) * scale).to(x.dtype)
 
 
-def _by_scale_backward(
-    grad: Tensor, x: Tensor, scale: Tensor, form: str, axis: int | None = None, group: int | None = None
-) -> list[Tensor]:
-    return [inside(grad, x, broadcast(scale, x, axis, group) * BY_NAME[form].top)]
+@Fused
+def _by_scale_gradient(x: Tensor, grad: PerValue, scale: PerScale, form: str) -> Tensor:
+    return inside(grad, x, scale * BY_NAME[form].top)
 
 
-fp8_quantize_dequantize = define_operator(
-    "fp8_quantize_dequantize", f"Tensor scale, str form, {WHERE}", _by_scale, _by_scale_backward, learned=0
-)
+fp8_quantize_dequantize = kernel_operator("fp8_quantize_dequantize", _by_scale, _by_scale_gradient)
 
 
 class _FakeFp8(Function):

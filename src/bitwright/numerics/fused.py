@@ -2,75 +2,140 @@
 
 Compilation is lazy. A function first runs eagerly; after ``WARM_UP`` elements it is compiled with dynamic
 shapes, and from then on tensors above ``SMALL`` elements take the compiled kernel. Both give the same bits,
-so the switch cannot be seen. ``BITWRIGHT_COMPILE=0`` never compiles, ``BITWRIGHT_COMPILE=1`` compiles at the
-first call.
+so the switch cannot be seen: a compiled kernel is compared with eager before its first use, and one that differs
+is not used. ``BITWRIGHT_COMPILE=0`` never compiles, ``BITWRIGHT_COMPILE=1`` compiles at the first call.
 """
 
 import logging
 import os
+import platform
+import threading
 import types
 from collections.abc import Callable, Hashable
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from bitwright.numerics.kinds import kinds_of
+from bitwright.numerics.proof import difference
 
 _log = logging.getLogger(__name__)
 WARM_UP = 500_000_000
 SMALL = 1 << 14
 # Let long formulas stay in one loop, which by default are cut in pieces that go through memory.
 _ONE_LOOP: dict[str, Any] = {"realize_reads_threshold": 64, "realize_opcount_threshold": 1024}
+_VECTOR_BITS = {"AVX512": 512, "AVX2": 256, "DEFAULT": 1}  # no vector has one bit: such kernels are scalar
+_lock = threading.Lock()
 
 
 class Fused:
     """A function of tensors that is compiled when it has done enough work to repay it.
 
-    Each layout (number of dimensions, dtypes, dimensions of size one) has a kernel of its own, so that none recompiles.
+    Each layout (dimensions of size one, dtypes, whole numbers that torch.compile takes for constants, modes of torch)
+    has a kernel of its own, so that none recompiles behind the proof.
+
+    Args:
+        function: takes a tensor in canonical form and its parameters, see :mod:`bitwright.numerics.kernel_operator`.
+        exact: whether eager and compiled code give the same bits for each value of ``x``; if not, the last ones may
+            differ. Sums over many values may always do so.
     """
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., Any], *, exact: bool = True) -> None:
         self.eager = function
+        self.exact = exact
+        self.kinds = kinds_of(function)
         self.__doc__ = function.__doc__
         self._kernels: dict[Hashable, Callable[..., Any]] = {}
         self._work = 0
 
     def __call__(self, x: Tensor, *args: Any) -> Any:  # noqa: ANN401
         """Apply the function to a canonical view ``x`` and its parameters."""
-        if not self._worth_compiling(x.numel()):
+        if not self._worth_compiling(x):
             return self.eager(x, *args)
-        tensors = [a for a in (x, *args) if isinstance(a, Tensor)]
-        layout = (tuple(n == 1 for n in x.shape), *((t.dtype, t.ndim) for t in tensors), x.device.type)
-        if layout not in self._kernels:
-            self._kernels[layout] = _compile(self.eager, len(self._kernels))
-        kernel = self._kernels[layout]
-        # Detached, a view does not know the tensor it is a view of: torch.compile would recompile for its strides.
-        given = [a.detach() if isinstance(a, Tensor) else a for a in (x, *args)]
+        layout = _layout(x, args)
+        kernel = self._kernels.get(layout) or self._compiled(layout, x, args)
+        if kernel is self.eager:
+            return self.eager(x, *args)
         try:
-            return kernel(*given)
+            return _detached(kernel, x, *args)
         except Exception as error:
-            if kernel is self.eager:
-                raise
             self._kernels[layout] = self.eager
-            _log.warning(
-                "%s could not be compiled (%s: %s); it runs eagerly, with the same results but slower",
-                self.eager.__name__,
-                type(error).__name__,
-                str(error).splitlines()[0] if str(error) else "",
-            )
+            self._warn(f"failed ({_first_line(error)})")
             return self.eager(x, *args)
 
-    def _worth_compiling(self, size: int) -> bool:
-        mode = os.environ.get("BITWRIGHT_COMPILE", "auto")
-        if size < SMALL or mode == "0" or torch.compiler.is_compiling():
+    def _worth_compiling(self, x: Tensor) -> bool:
+        mode, size = os.environ.get("BITWRIGHT_COMPILE", "auto"), x.numel()
+        if size < SMALL or mode == "0" or torch.compiler.is_compiling() or type(x) not in (Tensor, nn.Parameter):
             return False
         if mode == "1":
             return True
         self._work += size
         return self._work > WARM_UP
 
+    def _compiled(self, layout: Hashable, x: Tensor, args: tuple[Any, ...]) -> Callable[..., Any]:
+        """Compile and prove the kernel of a layout; eager if that fails, and while another thread compiles."""
+        if not _lock.acquire(blocking=False):
+            return self.eager
+        try:
+            if layout not in self._kernels:
+                self._kernels[layout] = self._proved(x, args)
+            return self._kernels[layout]
+        finally:
+            _lock.release()
+
+    def _proved(self, x: Tensor, args: tuple[Any, ...]) -> Callable[..., Any]:
+        try:
+            kernel = _compile(self.eager, len(self._kernels))
+            runs = partial(_detached, kernel), partial(_detached, self.eager)
+            found = difference(*runs, (x, *args), [*self.kinds.values()], self.exact)
+        except Exception as error:
+            self._warn(f"could not be compiled ({_first_line(error)})")
+            return self.eager
+        if found is None:
+            return kernel
+        self._warn(
+            f"was compiled for {torch.backends.cpu.get_cpu_capability()} and gives wrong results ({found}); "
+            "the compiler, or a cache of kernels in TORCHINDUCTOR_CACHE_DIR, is broken"
+        )
+        return self.eager
+
+    def _warn(self, what: str) -> None:
+        _log.warning("%s %s; it runs eagerly, with the same results but slower", self.eager.__name__, what)
+
+
+def _layout(x: Tensor, args: tuple[Any, ...]) -> Hashable:
+    """What a compiled kernel is good for: torch.compile would recompile for anything else."""
+    modes = (torch.is_inference_mode_enabled(), torch.is_autocast_enabled(x.device.type), torch.get_num_threads())
+    shape = tuple([n == 1 for n in x.shape])
+    return (x.dtype, x.device, shape, modes, *[a.dtype if isinstance(a, Tensor) else _constant(a) for a in args])
+
+
+def _constant(value: object) -> Hashable:
+    """The value, where torch.compile takes it for a constant; else its type."""
+    return type(value) if isinstance(value, int) and value not in (0, 1) else (type(value), value)
+
+
+def _detached(kernel: Callable[..., Any], *args: Any) -> Any:  # noqa: ANN401
+    # Detached, a view does not know the tensor it is a view of: torch.compile would recompile for its strides.
+    with torch.no_grad():
+        return kernel(*[a.detach() if isinstance(a, Tensor) else a for a in args])
+
 
 def _compile(function: Callable[..., Any], number: int) -> Callable[..., Any]:
-    """Compile a copy of the function: torch.compile counts recompilations by code object."""
+    """Compile a copy of the function: torch.compile counts recompilations by code object.
+
+    torch keeps compiled kernels on disk and loads one of another vector width without a word, which then leaves values
+    unwritten or writes beyond them. The width is therefore given explicitly, which makes it part of the cache's key.
+    """
     code = function.__code__.replace(co_name=f"{function.__name__}_{number}")
     copy = types.FunctionType(code, function.__globals__, code.co_name, function.__defaults__, function.__closure__)
-    return torch.compile(copy, dynamic=True, fullgraph=True, options=_ONE_LOOP)
+    options = dict(_ONE_LOOP)
+    if platform.machine().lower() in ("x86_64", "amd64"):
+        options["cpp.simdlen"] = _VECTOR_BITS.get(torch.backends.cpu.get_cpu_capability())
+    return torch.compile(copy, dynamic=True, fullgraph=True, options=options)
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"

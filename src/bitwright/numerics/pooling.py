@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from bitwright.numerics.operator import LIBRARY
+from bitwright.numerics.kernel_operator import LIBRARY
 
 LIBRARY.define("global_average_pool(Tensor x) -> Tensor")
 

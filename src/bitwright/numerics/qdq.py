@@ -17,59 +17,25 @@ import torch
 from torch import Tensor
 
 from bitwright.numerics.fused import Fused
-from bitwright.numerics.operator import LIBRARY, WHERE, Arranged, define_operator, wide
+from bitwright.numerics.kernel_operator import LIBRARY, kernel_operator
+from bitwright.numerics.kinds import PerScale, PerValue
+from bitwright.numerics.precision import wide
 from bitwright.numerics.views import broadcast
 
-_PARAMS = f"Tensor scale, Tensor zero_point, int qmin, int qmax, {WHERE}"
+
+@Fused
+def nearest_level(x: Tensor, scale: PerScale, zero_point: PerScale, qmin: int, qmax: int) -> Tensor:
+    """Values at the nearest level of the grid."""
+    # In place: the eager path is bound by memory.
+    q = torch.div(wide(x), scale).round_().add_(zero_point).clamp_(qmin, qmax)
+    return q.sub_(zero_point).mul_(scale).to(x.dtype)
 
 
 @Fused
-def _forward_kernel(x: Tensor, scale: Tensor, zero_point: Tensor, qmin: int, qmax: int) -> Tensor:
-    values = wide(x)
-    s, z = scale.to(values.dtype), zero_point.to(values.dtype)
-    q = torch.div(values, s).round_().add_(z).clamp_(qmin, qmax)  # in place: the eager path is bound by memory
-    return q.sub_(z).mul_(s).to(x.dtype)
-
-
-@Fused
-def _backward_kernel(x: Tensor, grad: Tensor, scale: Tensor, zero_point: Tensor, qmin: int, qmax: int) -> Tensor:
-    values = wide(x)
-    s, z = scale.to(values.dtype), zero_point.to(values.dtype)
-    q = torch.div(values, s).round_().add_(z)
+def straight_through(x: Tensor, grad: PerValue, scale: PerScale, zero_point: PerScale, qmin: int, qmax: int) -> Tensor:
+    """The gradient where values round to a level of the grid, else 0."""
+    q = torch.div(wide(x), scale).round_().add_(zero_point)
     return torch.where((q >= qmin) & (q <= qmax), grad, 0.0)
-
-
-def _forward(
-    x: Tensor,
-    scale: Tensor,
-    zero_point: Tensor,
-    qmin: int,
-    qmax: int,
-    axis: int | None = None,
-    group: int | None = None,
-) -> Tensor:
-    if not x.numel():
-        return x.clone()
-    at = Arranged.of(x.detach(), axis, group)
-    params = at.param(scale.detach()), at.param(zero_point)
-    return at.view.restore(_forward_kernel(at.view.values, *params, qmin, qmax))
-
-
-def _backward(
-    grad: Tensor,
-    x: Tensor,
-    scale: Tensor,
-    zero_point: Tensor,
-    qmin: int,
-    qmax: int,
-    axis: int | None = None,
-    group: int | None = None,
-) -> list[Tensor]:
-    if not x.numel():
-        return [grad.clone()]
-    at = Arranged.of(x, axis, group)
-    params = at.param(scale), at.param(zero_point)
-    return [at.view.restore(_backward_kernel(at.view.values, at.like(grad, x), *params, qmin, qmax))]
 
 
 def _quantize(
@@ -98,8 +64,11 @@ def _dequantize(
     return (q.to(torch.int64) - z.to(torch.int64)).to(scale.dtype) * s
 
 
-LIBRARY.define(f"quantize(Tensor x, {_PARAMS}, *, ScalarType dtype) -> Tensor")
-LIBRARY.define(f"dequantize(Tensor q, Tensor scale, Tensor zero_point, {WHERE}) -> Tensor")
+_WHERE = "int? axis=None, int? group=None"
+LIBRARY.define(
+    f"quantize(Tensor x, Tensor scale, Tensor zero_point, int qmin, int qmax, {_WHERE}, *, ScalarType dtype) -> Tensor"
+)
+LIBRARY.define(f"dequantize(Tensor q, Tensor scale, Tensor zero_point, {_WHERE}) -> Tensor")
 LIBRARY.impl("quantize", _quantize, "CompositeExplicitAutograd")
 LIBRARY.impl("dequantize", _dequantize, "CompositeExplicitAutograd")
 
@@ -114,6 +83,6 @@ def _(q: Tensor, scale: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     return torch.empty_like(q, dtype=scale.dtype)
 
 
-quantize_dequantize = define_operator("quantize_dequantize", _PARAMS, _forward, _backward, learned=0)
+quantize_dequantize = kernel_operator("quantize_dequantize", nearest_level, straight_through)
 quantize = torch.ops.bitwright.quantize
 dequantize = torch.ops.bitwright.dequantize

@@ -8,7 +8,7 @@ a custom operator anew, so what is computed from a snapshot is computed from the
 import torch
 from torch import Tensor
 
-from bitwright.numerics.operator import LIBRARY
+from bitwright.numerics.kernel_operator import LIBRARY
 
 LIBRARY.define("snapshot(Tensor x) -> Tensor")
 LIBRARY.impl("snapshot", Tensor.clone, "CompositeExplicitAutograd")

@@ -1,13 +1,13 @@
 """Canonical views: every tensor becomes (values,) or (outer, channel, inner), so one kernel serves all."""
 
-from dataclasses import dataclass
+import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 
-@dataclass(frozen=True)
-class Canonical:
+class Canonical(NamedTuple):
     """A tensor in canonical form, with what it takes to go back.
 
     ``values`` is (N,) with scales of shape () for a whole tensor, else (outer, channel, inner) with scales of
@@ -16,65 +16,57 @@ class Canonical:
     """
 
     values: Tensor
-    param_shape: tuple[int, ...]
     shape: tuple[int, ...]
     order: tuple[int, ...]
+    axis: int | None
+    group: int | None
     grouped: Tensor | None = None
 
     def params(self, param: Tensor) -> Tensor:
-        """Reshape a scale or zero point to broadcast against ``values``."""
-        return param.reshape(self.param_shape)
+        """Shape a parameter with one value per scale to broadcast against ``values``."""
+        if self.axis is None:
+            return param.reshape(())
+        if self.group is not None:  # groups are listed in the order of the permuted tensor
+            param = param.permute(self.order)
+        return param.reshape(-1).unsqueeze(1)  # always with the same strides, so that kernels need not recompile
+
+    def like(self, tensor: Tensor, x: Tensor) -> Tensor:
+        """The values of another ``tensor`` of the shape of ``x``, in the order of those of ``x``."""
+        if tensor.stride() != x.stride():
+            tensor = torch.empty_like(x, dtype=tensor.dtype).copy_(tensor)
+        return canonical(tensor, self.axis, self.group).values
 
     def restore(self, result: Tensor) -> Tensor:
         """Give a result in canonical form the tensor's own shape and memory order."""
-        inverse = sorted(range(len(self.order)), key=self.order.__getitem__)
-        restored = result.reshape(self.shape).permute(inverse)
+        restored = result.reshape(self.shape).permute(_inverse(self.order))
         if self.grouped is None:
             return restored
         return torch.empty_like(self.grouped, dtype=result.dtype).copy_(restored)
 
+    def gradient(self, total: Tensor, param: Tensor) -> Tensor:
+        """Give the gradient of a parameter, one value per scale, that parameter's shape and dtype."""
+        total = total.to(param.dtype)
+        if self.group is None:
+            return total.reshape(param.shape)
+        return total.reshape([param.shape[d] for d in self.order]).permute(_inverse(self.order)).contiguous()
+
 
 def canonical(x: Tensor, axis: int | None, group: int | None) -> Canonical:
     """View ``x`` in canonical form for one scale (no axis), or one per channel or group along ``axis``."""
-    if group is not None and axis is not None:
-        axis %= x.ndim
-        # Groups run along the last axis of the permuted tensor: (…, n) -> (1, … * n / group, group).
-        order = (*(d for d in range(x.ndim) if d != axis), axis)
-        moved = x.permute(order).contiguous()
-        in_order = axis == x.ndim - 1 and x.is_contiguous()
-        values = moved.reshape(1, -1, group)
-        return Canonical(values, (-1, 1), tuple(moved.shape), order, grouped=None if in_order else x)
-    order = _memory_order(x)
-    moved = x.permute(order)
-    if not moved.is_contiguous():  # a slice, or expanded: a copy lies in the order that torch gives to results
-        x = x.clone()
-        order = _memory_order(x)
-        moved = x.permute(order)
     if axis is None:
-        return Canonical(moved.reshape(-1), (), tuple(moved.shape), order)
-    place = order.index(axis % x.ndim)
-    sizes = tuple(moved.shape)
-    outer = _product(sizes[:place])
-    return Canonical(moved.reshape(outer, sizes[place], _product(sizes[place + 1 :])), (-1, 1), sizes, order)
-
-
-def _memory_order(x: Tensor) -> tuple[int, ...]:
-    if x.is_contiguous():
-        return tuple(range(x.ndim))
-    return tuple(sorted(range(x.ndim), key=lambda d: (-x.stride(d), d)))
-
-
-def _product(sizes: tuple[int, ...]) -> int:
-    total = 1
-    for size in sizes:
-        total *= size
-    return total
-
-
-def group_params(param: Tensor, axis: int, ndim: int) -> Tensor:
-    """Flatten a group scale of shape (…, n / group, …) in the order in which ``canonical`` lists groups."""
-    axis %= ndim
-    return param.permute(*(d for d in range(ndim) if d != axis), axis).reshape(-1)
+        moved, order = _in_memory_order(x)
+        return Canonical(moved.reshape(-1), tuple(moved.shape), order, None, None)
+    axis %= x.ndim
+    if group is None:
+        moved, order = _in_memory_order(x)
+        sizes, place = tuple(moved.shape), order.index(axis)
+        values = moved.reshape(math.prod(sizes[:place]), sizes[place], math.prod(sizes[place + 1 :]))
+        return Canonical(values, sizes, order, axis, None)
+    # Groups run along the last axis of the permuted tensor: (…, n) -> (1, … * n / group, group).
+    order = (*(d for d in range(x.ndim) if d != axis), axis)
+    moved = x.permute(order).contiguous()
+    in_order = axis == x.ndim - 1 and x.is_contiguous()
+    return Canonical(moved.reshape(1, -1, group), tuple(moved.shape), order, axis, group, None if in_order else x)
 
 
 def broadcast(param: Tensor, x: Tensor, axis: int | None, group: int | None) -> Tensor:
@@ -85,3 +77,22 @@ def broadcast(param: Tensor, x: Tensor, axis: int | None, group: int | None) -> 
     if group is not None:
         return torch.repeat_interleave(param, group, dim=axis)
     return param.reshape([-1 if d == axis else 1 for d in range(x.ndim)])
+
+
+def _in_memory_order(x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+    """The tensor permuted such that it is contiguous, and how; a copy if it is a slice, or expanded."""
+    order = _memory_order(x)
+    if not x.permute(order).is_contiguous():
+        x = x.clone()  # it lies in the order that torch gives to results
+        order = _memory_order(x)
+    return x.permute(order), order
+
+
+def _memory_order(x: Tensor) -> tuple[int, ...]:
+    if x.is_contiguous():
+        return tuple(range(x.ndim))
+    return tuple(sorted(range(x.ndim), key=lambda d: (-x.stride(d), d)))
+
+
+def _inverse(order: tuple[int, ...]) -> list[int]:
+    return sorted(range(len(order)), key=order.__getitem__)

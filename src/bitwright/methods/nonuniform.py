@@ -1,4 +1,4 @@
-"""LevelMethod: the base of methods whose levels are not evenly spaced."""
+"""NonUniformMethod: the base of methods whose levels are not evenly spaced."""
 
 import torch
 from torch import Tensor
@@ -6,7 +6,7 @@ from torch import Tensor
 from bitwright.methods.base import Method
 
 
-class LevelMethod(Method):
+class NonUniformMethod(Method):
     """Rounds to levels between 0 and a largest magnitude, on one side of zero or on both."""
 
     uniform = False
