@@ -1,0 +1,1 @@
+"""The zoo: families of public models, each taken from a float model to a proven, timed file."""

@@ -1,0 +1,99 @@
+"""Families of torchvision: classifiers, segmentation, video, and detectors up to where boxes are selected."""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.zoo.families.family import Family, image
+
+_CLASSIFIERS: list[tuple[str, str, int]] = [
+    ("alexnet", "cnn", 128),
+    ("squeezenet1_1", "cnn", 96),
+    ("googlenet", "cnn", 96),
+    ("shufflenet_v2_x0_5", "depthwise cnn", 96),
+    ("mnasnet0_5", "depthwise cnn", 96),
+    ("efficientnet_b0", "depthwise cnn", 96),
+    ("mobilenet_v3_large", "depthwise cnn", 96),
+    ("resnext50_32x4d", "cnn", 96),
+    ("wide_resnet50_2", "cnn", 96),
+]
+
+
+def _classifier(name: str, **settings: Any) -> nn.Module:
+    from torchvision import models
+
+    return models.get_model(name, weights=None, **settings)
+
+
+def _swin_v2() -> nn.Module:
+    from torchvision.models.swin_transformer import PatchMergingV2, SwinTransformer, SwinTransformerBlockV2
+
+    return SwinTransformer(
+        [4, 4], 48, [2, 2], [2, 4], [4, 4], block=SwinTransformerBlockV2, downsample_layer=PatchMergingV2
+    )
+
+
+def _vit() -> nn.Module:
+    from torchvision.models import VisionTransformer
+
+    return VisionTransformer(96, 16, num_layers=2, num_heads=4, hidden_dim=192, mlp_dim=384)
+
+
+class SegmentationOutput(nn.Module):
+    """The map of a segmentation net, which is the entry `out` of what it returns."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Scores by pixel."""
+        return self.net(x)["out"]
+
+
+class Detector(nn.Module):
+    """The backbone and the heads of a detector, without what selects boxes: that needs operators that are not here."""
+
+    def __init__(self, backbone: nn.Module, head: nn.Module) -> None:
+        super().__init__()
+        self.backbone, self.head = backbone, head
+
+    def forward(self, images: Tensor) -> Any:  # noqa: ANN401
+        """Scores and coordinates of all candidate boxes."""
+        return self.head(list(self.backbone(images).values()))
+
+
+def _segmentation(name: str) -> nn.Module:
+    return SegmentationOutput(_classifier(name, weights_backbone=None))
+
+
+def _detector(name: str) -> nn.Module:
+    net = _classifier(name, weights_backbone=None)
+    return Detector(net.backbone, net.rpn.head if hasattr(net, "rpn") else net.head)
+
+
+def _video(name: str, settings: Mapping[str, Any]) -> nn.Module:
+    return _classifier(name, **settings)
+
+
+def _clip(batch: int) -> Tensor:
+    return torch.stack([image(batch, 56) for _ in range(8)], dim=2)
+
+
+def _square(name: str, kind: str, build: Any, size: int) -> Family:  # noqa: ANN401
+    return Family(name, "torchvision", kind, build, partial(image, size=size))
+
+
+FAMILIES = [_square(name, kind, partial(_classifier, name), size) for name, kind, size in _CLASSIFIERS]
+FAMILIES += [
+    _square("swin_v2", "vision transformer", _swin_v2, 64),
+    _square("vit_torchvision", "vision transformer", _vit, 96),
+    _square("deeplabv3_mobilenet", "segmentation", partial(_segmentation, "deeplabv3_mobilenet_v3_large"), 128),
+    _square("lraspp_mobilenet", "segmentation", partial(_segmentation, "lraspp_mobilenet_v3_large"), 128),
+    _square("ssdlite320", "detection", partial(_detector, "ssdlite320_mobilenet_v3_large"), 320),
+    _square("faster_rcnn_rpn", "detection", partial(_detector, "fasterrcnn_mobilenet_v3_large_320_fpn"), 160),
+    Family("r3d_18", "torchvision", "video", partial(_video, "r3d_18", {}), _clip),
+]
