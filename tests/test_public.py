@@ -23,6 +23,7 @@ PUBLIC = [
     "calibrate",
     "explain_capture",
     "export",
+    "float_state_dict",
     "freeze_batchnorm",
     "ledger_of",
     "plan",

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from bitwright.module_swap import swap_modules
     from bitwright.nn.norm import freeze_batchnorm, unfreeze_batchnorm
     from bitwright.preparation import ledger_of, plan, prepare
-    from bitwright.quantizer import QuantDescriptor, TensorQuantizer
+    from bitwright.quantizer import QuantDescriptor, TensorQuantizer, float_state_dict
     from bitwright.recipe import Recipe, Rule
     from bitwright.reporting import report
     from bitwright.spec import QuantSpec
@@ -31,6 +31,7 @@ _HOMES = {
     "calibrate": "bitwright.calibration",
     "export": "bitwright.exporting",
     "explain_capture": "bitwright.graph",
+    "float_state_dict": "bitwright.quantizer",
     "freeze_batchnorm": "bitwright.nn.norm",
     "unfreeze_batchnorm": "bitwright.nn.norm",
     "analyze": "bitwright.analysis",
@@ -67,6 +68,7 @@ __all__ = [
     "calibrate",
     "explain_capture",
     "export",
+    "float_state_dict",
     "freeze_batchnorm",
     "ledger_of",
     "plan",

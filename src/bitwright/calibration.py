@@ -1,5 +1,6 @@
 """Calibrate: let every quantizer of a prepared model see data, then fix its range."""
 
+import copy
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -10,7 +11,9 @@ from bitwright.errors import CalibrationError
 from bitwright.graph import Inputs
 from bitwright.modes import eval_mode
 from bitwright.nn.bias import INT32_MAX
+from bitwright.nn.layer import QuantLayer
 from bitwright.nn.mixins import QuantMixin
+from bitwright.nn.weight_sites import weight_sites
 from bitwright.preparation import ledger_of
 from bitwright.progress import track
 from bitwright.quantizer import TensorQuantizer, quantizers
@@ -27,7 +30,8 @@ def calibrate(model: nn.Module, batches: Iterable[Any], *, progress: bool | None
         progress: show a progress bar; by default only on a terminal.
 
     Returns:
-        The same model, now quantizing; quantizers on which ``disable()`` was called stay as they are.
+        The same model, now quantizing. Quantizers on which ``disable()`` was called stay as they are, and so do those
+        without an observer, which take the range of each tensor.
     """
     ledger = ledger_of(model)
     everything = quantizers(model)
@@ -35,10 +39,10 @@ def calibrate(model: nn.Module, batches: Iterable[Any], *, progress: bool | None
         raise CalibrationError(
             "the model has no quantizer: nothing in it runs in integers; `bitwright inspect` says why"
         )
-    found = {name: q for name, q in everything.items() if q.enabled}
+    found = {name: q for name, q in everything.items() if q.enabled and q._calibrator is not None}
     if not found:
         raise CalibrationError(f"all {len(everything)} quantizers of the model are disabled; enable() some of them")
-    before = {name: {k: v.clone() for k, v in q.state_dict().items()} for name, q in found.items()}
+    before = {name: copy.deepcopy(q.state_dict()) for name, q in found.items()}
     try:
         with torch.no_grad(), eval_mode(model):
             _observe(model, batches, found, len(ledger.example.args), progress)
@@ -46,9 +50,8 @@ def calibrate(model: nn.Module, batches: Iterable[Any], *, progress: bool | None
             quantizer.compute_qparams()
         for quantizer in found.values():
             quantizer.quantize()
-        for layer in model.modules():
-            if isinstance(layer, QuantMixin) and hasattr(layer, "weight"):
-                make_room_for_bias(layer)
+        for site in weight_sites(model):
+            make_room_for_bias(site.layer)
     except BaseException:
         for name, state in before.items():
             found[name].load_state_dict(state, strict=False)  # a method may have made Parameters meanwhile
@@ -83,12 +86,11 @@ def _observe(
     count: int,
     progress: bool | None,
 ) -> None:
-    own = set()
-    for layer in model.modules():
-        if isinstance(layer, QuantMixin) and hasattr(layer, "weight") and layer.weight_quantizer.enabled:
-            layer.weight_quantizer.observer(layer.folded_weight()[0])
-            layer.weight_quantizer.off()
-            own.add(layer.weight_quantizer)
+    chosen = set(found.values())
+    own = {site.quantizer: site for site in weight_sites(model) if isinstance(site.layer, QuantMixin)}
+    for quantizer in chosen & own.keys():
+        quantizer.observer(own[quantizer].weight())
+        quantizer.off()
     seeing = {name: q for name, q in found.items() if q not in own}
     for quantizer in seeing.values():
         quantizer.observe()
@@ -122,10 +124,11 @@ def _check_finite(seeing: dict[str, TensorQuantizer], batch: int) -> None:
     )
 
 
-def make_room_for_bias(layer: QuantMixin) -> None:
+def make_room_for_bias(layer: nn.Module) -> None:
     """Raise weight scales so small that the int32 bias would overflow (channels of zeros with a bias)."""
-    bias, scale = layer.folded_weight()[1], layer.bias_scale()
-    if bias is None or scale is None or not layer.input_quantizer.quantizes:
+    scale = layer.bias_scale() if isinstance(layer, QuantLayer) else None
+    bias = layer.folded_weight()[1] if isinstance(layer, QuantLayer) and scale is not None else None
+    if not isinstance(layer, QuantLayer) or bias is None or scale is None:
         return
     quantizer = layer.weight_quantizer
     factor = (bias.detach().abs().double() / scale.double() / (INT32_MAX // 2)).clamp(min=1.0)

@@ -111,3 +111,28 @@ def test_disabled_in_graph_mode(x, tmp_path):
     assert model.by_hand._disabled
     path = bw.export(model, tmp_path / "model.onnx")
     assert torch.allclose(bw.run_file(path)(x), model(x), atol=0.05)
+
+
+@pytest.mark.parametrize("name", ["input", "weight"])
+def test_the_quantizers_of_a_graph_can_be_disabled(x, name, tmp_path):
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 3)).eval()
+    model = bw.prepare(net, x, "onnxruntime")
+    layer = model.get_submodule("2")
+    quantizer = layer.weight_quantizer if name == "weight" else layer.input_quantizer.quantizer
+    quantizer.disable()
+    bw.calibrate(model, [x])
+    assert not quantizer.quantizes
+    assert not quantizer.calibrated
+    assert sum(q.quantizes for q in quantizers(model).values()) == len(quantizers(model)) - 1
+    path = bw.export(model, tmp_path / "model.onnx")
+    assert torch.allclose(bw.run_file(path)(x), model(x), atol=0.02)
+    quantizer.enable()
+    bw.calibrate(model, [x])
+    assert all(q.quantizes and q.calibrated for q in quantizers(model).values())
+
+
+def test_a_quantizer_without_an_observer_stays_dynamic(model, x):
+    model[0].input_quantizer._calibrator = None
+    bw.calibrate(model, [x])
+    assert model[0].input_quantizer.amax is None
+    assert model[3].input_quantizer.amax is not None

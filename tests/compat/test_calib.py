@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from bitwright.calib import HistogramCalibrator, MaxCalibrator, calibrate_weights
+from bitwright.compat.pytorch_quantization.calib import HistogramCalibrator, MaxCalibrator, calibrate_weights
+from bitwright.compat.pytorch_quantization.optim import helper
 from bitwright.errors import CalibrationError, ConfigError, UnknownNameError
-from bitwright.optim import helper
 from bitwright.quantizer import QuantDescriptor, TensorQuantizer
 
 
@@ -44,11 +44,9 @@ def test_max_is_the_largest_magnitude(axis):
 def test_max_refusals():
     calibrator = MaxCalibrator(8, 0, False)
     calibrator.collect(torch.ones(2, 3))
-    with pytest.raises(
-        RuntimeError, match=r"amax shape changed! It was \(2, 1\) before and is \(4, 1\) for .* \(4, 3\)"
-    ):
+    with pytest.raises(CalibrationError, match=r"channels changed: \(2,\) before, now \(4,\) for .* \(4, 3\)"):
         calibrator.collect(torch.ones(4, 3))
-    with pytest.raises(ConfigError, match=r"axis 2 is out of range for a tensor of shape \(2, 3\)"):
+    with pytest.raises(ConfigError, match=r"axis 2 .*is out of range for a tensor of shape \(2, 3\)"):
         MaxCalibrator(8, 2, False).collect(torch.ones(2, 3))
 
 
@@ -62,13 +60,21 @@ def collected(*batches, **options):
     return calibrator
 
 
-def test_the_histogram_of_one_batch():
+def test_the_histogram_is_that_of_all_batches():
     torch.manual_seed(0)
-    x = torch.randn(5000)
-    calibrator = collected(x, num_bins=100)
-    counts, edges = np.histogram(x.abs().numpy(), bins=100, range=(0, float(x.abs().max())))
-    assert np.abs(calibrator._calib_hist.numpy() - counts).sum() <= 4  # values at an edge
-    assert np.allclose(calibrator._calib_bin_edges.numpy(), edges, atol=1e-6)
+    x, y = torch.randn(5000), torch.randn(9000) * 2.5
+    calibrator = collected(x, y, num_bins=100)
+    hist, edges = calibrator._calib_hist, calibrator._calib_bin_edges
+    counts, _ = np.histogram(torch.cat([x, y]).abs().numpy(), bins=edges.numpy())
+    assert hist.tolist() == counts.tolist()
+    assert hist.numel() >= 100
+    assert float(edges[-2]) <= float(y.abs().max()) <= float(edges[-1])
+    backwards = collected(y, x, num_bins=100)
+    assert torch.equal(backwards._calib_hist, hist)
+    merged, other = collected(x, num_bins=100), collected(y, num_bins=100)
+    merged.merge(other)
+    assert torch.equal(merged._calib_hist, hist)
+    assert merged.batches == 2
 
 
 @pytest.mark.parametrize("first", [0.5, 1e-3, 1e-9, 1e-30, 0.0])
@@ -78,20 +84,12 @@ def test_a_tiny_first_batch(first):
     calibrator = collected(torch.full((100,), first), x)
     hist, edges = calibrator._calib_hist, calibrator._calib_bin_edges
     assert int(hist.sum()) == 20100
-    assert 2048 / 2 <= hist.numel() <= 8 * 2048
+    assert 2048 <= hist.numel() <= 8 * 2048
     assert hist.numel() == edges.numel() - 1
     assert float(x.max()) <= float(edges[-1]) <= 1.01
     for method in ("entropy", "mse", "percentile"):
         assert float(calibrator.compute_amax(method)) == pytest.approx(1.0, abs=0.03)
     assert float(calibrator.compute_amax("percentile", percentile=50)) == pytest.approx(0.5, abs=0.02)
-
-
-def test_growing_by_the_same_width_as_old_does():
-    x, y = torch.linspace(0, 1, 1001), torch.linspace(0, 2.5, 1001)
-    calibrator = collected(x, y, num_bins=100)
-    assert calibrator._calib_hist.numel() == 250
-    assert torch.allclose(calibrator._calib_bin_edges, torch.linspace(0, 2.5, 251), atol=1e-6)
-    assert int(calibrator._calib_hist.sum()) == 2002
 
 
 def test_zeros():
@@ -112,22 +110,19 @@ def test_percentile_covers_its_share(percentile):
     assert amax == pytest.approx(float(x.abs().quantile(percentile / 100)), abs=2 * width + 1e-3)
 
 
-def test_mse_is_the_best_of_all_centres():
+@pytest.mark.parametrize(("bits", "unsigned"), [(4, False), (8, True)])
+def test_mse_is_as_good_as_the_best_of_all_centres(bits, unsigned):
     torch.manual_seed(0)
-    for bits, unsigned in ((4, False), (8, True)):
-        calibrator = HistogramCalibrator(bits, None, unsigned, num_bins=300)
-        calibrator.collect(torch.randn(5000).abs() ** 2)
-        counts = calibrator._calib_hist.double().numpy()
-        edges = calibrator._calib_bin_edges.double().numpy()
-        centres = (edges[1:] + edges[:-1]) / 2
-        top = 2 ** (bits - 1 + unsigned) - 1
-        errors = {
-            i: (counts * (np.clip(np.rint(centres * top / centres[i]), 0, top) * centres[i] / top - centres) ** 2).sum()
-            for i in range(30, 300, 3)
-        }
-        best = min(errors, key=errors.get)
-        got = float(calibrator.compute_amax("mse", stride=3, start_bin=30))
-        assert got == pytest.approx(centres[best], rel=1e-5)
+    x = torch.randn(5000).abs() ** 2
+    calibrator = HistogramCalibrator(bits, None, unsigned, num_bins=300)
+    calibrator.collect(x)
+    top, end = 2 ** (bits - 1 + unsigned) - 1, float(x.max())
+
+    def error(amax):
+        return float((torch.round(x.double() * top / amax).clamp(0, top) * amax / top - x).square().sum())
+
+    best = min(error(end * (i + 0.5) / 300) for i in range(30, 300, 3))
+    assert error(float(calibrator.compute_amax("mse", stride=3, start_bin=30))) <= 1.01 * best
 
 
 def naive_entropy(counts, levels, start, stride):
@@ -151,18 +146,16 @@ def naive_entropy(counts, levels, start, stride):
 
 
 @pytest.mark.parametrize(("bits", "unsigned"), [(4, False), (3, True), (6, False)])
-def test_entropy_against_the_plain_loop(bits, unsigned):
+def test_entropy_is_near_that_of_the_plain_loop(bits, unsigned):
+    # The loss is flat around its minimum, and histograms with other bins put that elsewhere.
     torch.manual_seed(bits)
-    for x in (torch.randn(4000), torch.randn(300) ** 3, torch.rand(2000)):
-        calibrator = HistogramCalibrator(bits, None, unsigned, num_bins=200)
+    for x in (torch.randn(50_000), torch.randn(50_000) ** 3, torch.rand(50_000)):
+        calibrator = HistogramCalibrator(bits, None, unsigned, num_bins=512)
         calibrator.collect(x)
-        before = calibrator._calib_hist.clone()
-        found = naive_entropy(before.double().numpy(), 2 ** (bits - 1 + unsigned), 20, 3)
-        smallest = min(d for _, d in found)
-        cut = max(c for c, d in found if d <= smallest + 1e-10)
-        amax = calibrator.compute_amax("entropy", start_bin=20, stride=3)
-        assert float(amax) == float(calibrator._calib_bin_edges[cut])
-        assert torch.equal(calibrator._calib_hist, before)
+        counts, edges = np.histogram(x.abs().numpy(), bins=512, range=(0, float(x.abs().max())))
+        found = naive_entropy(counts.astype(float), 2 ** (bits - 1 + unsigned), 64, 4)
+        cut = min(found, key=lambda pair: pair[1])[0]
+        assert float(calibrator.compute_amax("entropy", start_bin=64)) == pytest.approx(edges[cut], rel=0.15)
 
 
 def test_choosing_is_quick():
@@ -178,7 +171,7 @@ def test_fp8_histograms():
     calibrator = HistogramCalibrator((4, 3), None, False)
     calibrator.collect(torch.linspace(-1, 1, 1000))
     assert 0.5 < float(calibrator.compute_amax("mse")) <= 1
-    with pytest.raises(ConfigError, match=r"entropy counts integers, and num_bits \(4, 3\) has none: choose 'mse'"):
+    with pytest.raises(ConfigError, match="entropy counts integers, and 'e4m3 symmetric tensor' has none"):
         calibrator.compute_amax("entropy")
 
 
@@ -195,8 +188,9 @@ def test_histogram_refusals():
         calibrator.compute_amax("percentile", percentile=101)
     with pytest.raises(ConfigError, match="stride and start_bin must be at least 1, not 0 and 128"):
         calibrator.compute_amax("mse", stride=0)
-    with pytest.raises(CalibrationError, match="NaN or infinity was seen by the HistogramCalibrator"):
-        calibrator.collect(torch.tensor([float("nan")]))
+    calibrator.collect(torch.tensor([float("nan")]))
+    with pytest.raises(CalibrationError, match="NaN or infinity was seen"):
+        calibrator.compute_amax("mse")
 
 
 # -------------------------------------------------------------------------------------------------- weights

@@ -1,4 +1,4 @@
-"""TensorQuantizer: modes, ranges set by hand, saving and loading, copies, and what it refuses."""
+"""TensorQuantizer: modes, ranges set by hand, copies, and what it refuses."""
 
 import copy
 
@@ -153,90 +153,6 @@ def test_impossible_ranges_are_refused():
         quantizer.set_range(1.0, -1.0)
     with pytest.raises(CalibrationError, match="must be positive and finite"):
         quantizer.set_range(-1.0, float("inf"))
-
-
-# ----------------------------------------------------------------------------------------- saving and loading
-
-
-@pytest.mark.parametrize("spec", SHAPES)
-def test_calibrated_loads_into_fresh(spec):
-    source, target = calibrated(spec, SHAPES[spec]), TensorQuantizer(spec)
-    result = target.load_state_dict(source.state_dict())
-    assert (result.missing_keys, result.unexpected_keys) == ([], [])
-    assert same_state(target, source)
-    x = torch.randn(SHAPES[spec])
-    assert torch.equal(target(x), source(x))
-
-
-@pytest.mark.parametrize("spec", SHAPES)
-def test_fresh_loads_into_calibrated(spec):
-    target = calibrated(spec, SHAPES[spec])
-    target.load_state_dict(TensorQuantizer(spec).state_dict())
-    assert not target.calibrated
-    assert target.mode is Mode.OFF
-
-
-def test_another_number_of_channels_loads():
-    source, target = calibrated("int8 channel:0", (7, 2)), calibrated("int8 channel:0", (3, 2))
-    target.load_state_dict(source.state_dict())
-    assert same_state(target, source)
-
-
-def test_loading_by_assignment():
-    source, target = calibrated("int8 channel:0"), TensorQuantizer("int8 channel:0")
-    target.load_state_dict(source.state_dict(), assign=True)
-    assert same_state(target, source)
-
-
-def test_a_scale_of_one_element_loads_as_a_number():
-    quantizer = TensorQuantizer("uint8")
-    state = {
-        "scale": torch.tensor([0.5]),
-        "zero_point": torch.tensor([3], dtype=torch.int32),
-        "mode": torch.tensor([2, 1]),
-    }
-    quantizer.load_state_dict(state)
-    assert (quantizer.scale.shape, float(quantizer.scale), int(quantizer.zero_point)) == ((), 0.5, 3)
-    assert quantizer.mode is Mode.QUANTIZE
-    assert list(state) == ["scale", "zero_point", "mode"]
-
-
-def test_a_float_checkpoint_leaves_quantizers_alone():
-    class Net(nn.Module):
-        def __init__(self, quantized):
-            super().__init__()
-            self.fc = nn.Linear(2, 2)
-            if quantized:
-                self.quantizer = calibrated()
-
-    plain, target = Net(False), Net(True)
-    before = copy.deepcopy(target.quantizer)
-    target.load_state_dict(plain.state_dict())
-    assert same_state(target.quantizer, before)
-    assert torch.equal(target.fc.weight, plain.fc.weight)
-
-
-def test_half_a_state_is_a_mistake():
-    state = calibrated().state_dict()
-    del state["zero_point"]
-    with pytest.raises(RuntimeError, match=r"Missing key.*zero_point"):
-        TensorQuantizer("uint8").load_state_dict(state)
-    state = calibrated().state_dict() | {"colour": torch.tensor(1)}
-    with pytest.raises(RuntimeError, match=r"Unexpected key.*colour"):
-        TensorQuantizer("uint8").load_state_dict(state)
-
-
-def test_the_state_of_another_granularity_is_refused():
-    target = calibrated("uint8")
-    before = copy.deepcopy(target)
-    with pytest.raises(RuntimeError, match=r"a scale of shape \(3,\) does not fit the quantizer: 'uint8 affine"):
-        target.load_state_dict(calibrated("uint8 channel:0").state_dict())
-    assert same_state(target, before)
-
-
-def test_state_is_three_small_tensors():
-    state = calibrated("int8 channel:0").state_dict()
-    assert {k: tuple(v.shape) for k, v in state.items()} == {"scale": (3,), "zero_point": (3,), "mode": (2,)}
 
 
 def test_a_copy_is_independent():

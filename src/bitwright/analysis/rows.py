@@ -75,7 +75,7 @@ class Row:
         quantizer = self.module.weight_quantizer
         meter = self.meters["weight"] = Meter(quantizer)
         meter.look(weight.detach())
-        meter.compare(weight, quantizer.method(weight, quantizer.scale, quantizer.zero_point))
+        meter.compare(weight, quantizer.method(weight, *quantizer._params(weight)))
 
     def result(self) -> LayerStats:
         """What is known, with what was measured."""

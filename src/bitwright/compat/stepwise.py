@@ -8,7 +8,7 @@ from torch import nn
 
 from bitwright.calibration import make_room_for_bias
 from bitwright.errors import ConfigError
-from bitwright.nn.mixins import QuantMixin
+from bitwright.nn.weight_sites import WeightSite, weight_sites
 from bitwright.quantizer import Mode, TensorQuantizer, quantizers
 
 _AWAITING = "bitwright_awaits_weight"
@@ -37,7 +37,7 @@ def stop(chosen: Iterable[TensorQuantizer]) -> None:
 
 def watch(model: nn.Module, chosen: Iterable[TensorQuantizer]) -> None:
     """Let activations be observed from now on, and weights when ranges are fixed."""
-    of_layers = {layer.weight_quantizer for layer in _layers(model)}
+    of_layers = {site.quantizer for site in _sites(model)}
     for quantizer in chosen:
         stop([quantizer])
         if quantizer in of_layers:
@@ -56,10 +56,10 @@ def follow(chosen: Iterable[TensorQuantizer]) -> None:
 def fix_ranges(model: nn.Module) -> None:
     """Turn what was observed into ranges."""
     with torch.no_grad():
-        for layer in _layers(model):
-            if layer.weight_quantizer.__dict__.pop(_AWAITING, False):
-                layer.weight_quantizer.observer.reset()
-                layer.weight_quantizer.observer(layer.folded_weight()[0])
+        for site in _sites(model):
+            if site.quantizer.__dict__.pop(_AWAITING, False):
+                site.quantizer.observer.reset()
+                site.quantizer.observer(site.weight())
         for quantizer in quantizers(model).values():
             if quantizer.observer.batches:
                 quantizer.compute_qparams()
@@ -72,15 +72,14 @@ def quantize(model: nn.Module, chosen: Iterable[TensorQuantizer]) -> None:
     for quantizer in sorted(ready, key=lambda q: q.calibrated):  # one without a range comes first, and is refused
         _follow(quantizer, False)
         quantizer.quantize()
-    for layer in _layers(model):
-        if layer.weight_quantizer.calibrated:
-            make_room_for_bias(layer)
+    for site in _sites(model):
+        if site.quantizer.calibrated:
+            make_room_for_bias(site.layer)
 
 
-def _layers(model: nn.Module) -> list[QuantMixin]:
-    """The layers with one weight and a quantizer of it; others, as an LSTM, show their weights when they run."""
-    found = [m for m in model.modules() if isinstance(m, QuantMixin) and hasattr(m, "weight")]
-    return [layer for layer in found if "_weight_quantizer" in layer._modules]  # pyrefly: ignore
+def _sites(model: nn.Module) -> list[WeightSite]:
+    """The layers with one weight; others, as an LSTM, show theirs when they run."""
+    return [site for site in weight_sites(model) if site.plain]
 
 
 def _refresh(quantizer: Any, args: tuple[Any, ...]) -> None:

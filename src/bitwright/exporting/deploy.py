@@ -29,8 +29,8 @@ from bitwright.graph.names import add_internal, attribute_of, put_submodule
 from bitwright.nn.attention import QuantMultiheadAttention
 from bitwright.nn.functional import QuantFunction
 from bitwright.nn.layer import QuantLayer
-from bitwright.nn.mixins import QuantMixin
 from bitwright.nn.operators import operator_of
+from bitwright.nn.weight_sites import weight_sites
 from bitwright.quantizer import TensorQuantizer, quantizers
 
 CALLS = "calls"  # in the model's namespace: modules that stand for single nodes
@@ -63,13 +63,12 @@ def deploy(model: nn.Module) -> nn.Module:
 
 def _deploy_own_quantizers(twin: nn.Module) -> None:
     """Settle the quantizers inside users' QModules and forwards: weights are stored as integers."""
+    for site in list(weight_sites(twin)):
+        if site.quantizer.enabled:
+            put_submodule(site.layer, site.key, _settled(site.layer, as_integers(site.weight(), site.quantizer)))
     for module in list(twin.modules()):
         if isinstance(module, QuantFunction):
             continue
-        for name, weight in _stored_weights(module).items():
-            quantizer = module.get_submodule(name)
-            if isinstance(quantizer, TensorQuantizer) and quantizer.enabled:
-                put_submodule(module, name, _settled(module, as_integers(weight, quantizer)))
         for name, quantizer in list(module._modules.items()):
             if isinstance(quantizer, TensorQuantizer) and quantizer.enabled:
                 module._modules[name] = _settled(module, DeployedQuantizer(quantizer))
@@ -82,15 +81,6 @@ def _settled(module: nn.Module, deployed: nn.Module) -> nn.Module:
     projection whose weight alone is quantized (MatMulNBits).
     """
     return nn.Sequential(deployed, KeepFloat()) if isinstance(module, QuantMultiheadAttention) else deployed
-
-
-def _stored_weights(module: Any) -> dict[str, torch.Tensor]:  # noqa: ANN401
-    """The constants that a module quantizes, by the names of their quantizers."""
-    if isinstance(module, QuantMixin):
-        return module.stored_weights()
-    weight = getattr(module, "weight", None)
-    own = isinstance(weight, torch.Tensor) and isinstance(module._modules.get("_weight_quantizer"), TensorQuantizer)
-    return {"_weight_quantizer": weight} if own else {}
 
 
 def float_twin(model: nn.Module) -> nn.Module:

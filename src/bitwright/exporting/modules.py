@@ -160,7 +160,7 @@ class DeployedFunction(nn.Module):
 
 
 def _check_uniform(quantizer: TensorQuantizer) -> None:
-    if not quantizer.method.uniform and not quantizer.spec.format.floating:
+    if not quantizer.uniform and not quantizer.spec.format.floating:
         raise ExportError(
             f"the method {quantizer.method_name!r} of the {quantizer.label or 'tensor'} has no uniform grid, and "
             "ONNX knows no other; train with it, then export with a uniform method"

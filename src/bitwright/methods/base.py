@@ -36,9 +36,13 @@ class Method(nn.Module):
 
     Attributes:
         uniform: whether results lie on the grid ``(q - zero_point) * scale``, so that they can be stored as integers.
+        floating: whether it can round to fp8, too.
+        has_range: whether it has a range of its own and needs no calibrated one.
     """
 
     uniform = True
+    floating = False
+    has_range = False
 
     def __init__(self, spec: QuantSpec) -> None:
         super().__init__()

@@ -80,6 +80,14 @@ class QuantLayer(QuantMixin):
             bias = moved if bias is None else bias + moved
         return weight * per_input(self, factor), bias
 
+    def unfold(self, weight: Tensor) -> Tensor:
+        """The weight of which the folds make ``weight``."""
+        if self.before:
+            weight = weight / (per_input(self, combine(self.before, input_channels(self), weight)[0]) + NEVER_ZERO)
+        if self.after:
+            weight = weight / (per_output(self, combine(self.after, output_channels(self), weight)[0]) + NEVER_ZERO)
+        return weight
+
     def bias_scale(self) -> Tensor | None:
         """The scale of the int32 bias, input scale times weight scale, or None where the bias stays float."""
         source = self.input_quantizer

@@ -119,8 +119,8 @@ class QuantMixin(QuantInputMixin):
 
     def stored_weights(self) -> dict[str, Tensor]:
         """What each weight quantizer quantizes, by the quantizer's name: a file has these as integers."""
-        weight = getattr(self, "weight", None)
-        return {"_weight_quantizer": weight} if isinstance(weight, Tensor) else {}
+        own = isinstance(getattr(self, "weight", None), Tensor) and hasattr(self, "_weight_quantizer")
+        return {"_weight_quantizer": self.folded_weight()[0]} if own else {}
 
     def bias_scale(self) -> Tensor | None:
         """The scale of an int32 bias, or None where the bias stays float."""

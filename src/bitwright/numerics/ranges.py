@@ -19,13 +19,17 @@ def scale_and_zero_point(lo: Tensor, hi: Tensor, spec: QuantSpec) -> tuple[Tenso
     """Return float32 scale and int32 zero point for values in [lo, hi], in the shape of ``lo`` and ``hi``."""
     lo, hi = lo.float().clamp(max=0.0), hi.float().clamp(min=0.0)
     if spec.symmetric:
-        reach = torch.maximum(-lo, hi) if spec.format.signed else hi
-        scale = _usable(reach / spec.qmax, spec)
-        return scale, torch.zeros_like(scale, dtype=torch.int32)
+        return symmetric_scale(torch.maximum(-lo, hi) if spec.format.signed else hi, spec)
     # Halving first keeps hi - lo finite for ranges near the largest float.
     scale = _usable((hi / 2 - lo / 2) / (spec.qmax - spec.qmin) * 2, spec)
     zero_point = spec.qmin - torch.round(lo / scale)
     return scale, zero_point.clamp(spec.qmin, spec.qmax).to(torch.int32)
+
+
+def symmetric_scale(amax: Tensor, spec: QuantSpec) -> tuple[Tensor, Tensor]:
+    """Return float32 scale and a zero point of 0 for magnitudes up to ``amax``, a symmetric spec's range."""
+    scale = _usable(amax / spec.qmax, spec)
+    return scale, torch.zeros_like(scale, dtype=torch.int32)
 
 
 def _usable(scale: Tensor, spec: QuantSpec) -> Tensor:

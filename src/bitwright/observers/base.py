@@ -92,9 +92,10 @@ class Observer(ABC):
         return scale_and_zero_point(lo, hi, self.spec)
 
     def reset(self) -> None:
-        """Forget everything that was seen; the options stay."""
-        args, options = self._given
+        """Forget everything that was seen; the options and the spec stay."""
+        (args, options), spec = self._given, self.spec
         self.__init__(*args, **options)  # pyrefly: ignore
+        self.spec = spec
 
 
 def min_max(x: Tensor, spec: QuantSpec) -> tuple[Tensor, Tensor]:

@@ -1,9 +1,8 @@
-"""TensorQuantizer: the only object in the system that quantizes a tensor, and the ways to describe one."""
+"""TensorQuantizer: the only object in the system that quantizes a tensor, and QuantDescriptor, which builds one."""
 
-from bitwright.quantizer.clip import Clip
 from bitwright.quantizer.core import TensorQuantizer, quantizers
-from bitwright.quantizer.described import DescribedQuantizer
 from bitwright.quantizer.descriptor import QuantDescriptor
+from bitwright.quantizer.float_state import float_state_dict
 from bitwright.quantizer.mode import Mode
 
-__all__ = ["Clip", "DescribedQuantizer", "Mode", "QuantDescriptor", "TensorQuantizer", "quantizers"]
+__all__ = ["Mode", "QuantDescriptor", "TensorQuantizer", "float_state_dict", "quantizers"]

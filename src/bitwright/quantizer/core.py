@@ -1,35 +1,26 @@
 """TensorQuantizer: the only object in the system that quantizes a tensor."""
 
-import inspect
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor, nn
 
-from bitwright.errors import CalibrationError, ConfigError, suggest
-from bitwright.methods import METHODS, Method
+from bitwright.errors import CalibrationError
+from bitwright.methods import Method
+from bitwright.methods.amax import AmaxFakeQuantize
 from bitwright.methods.learned_step import learned_step
-from bitwright.numerics import scale_and_zero_point
-from bitwright.observers import OBSERVERS, Observer
+from bitwright.observers import Observer
+from bitwright.quantizer.amax_views import AmaxViews
+from bitwright.quantizer.build import build_method, build_observer
+from bitwright.quantizer.calibrators import Calibrator, HistogramCalibrator, MaxCalibrator
 from bitwright.quantizer.descriptor import QuantDescriptor
 from bitwright.quantizer.mode import Mode
-from bitwright.spec import PerChannel, PerTensor, QuantSpec
+from bitwright.quantizer.state import load_state, save_state
+from bitwright.spec import QuantSpec
 
 
-class _Kind(type):
-    """Lets ``TensorQuantizer(QuantDescriptor(...))`` give the quantizer that is described."""
-
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        first = args[0] if args else kwargs.get("spec")
-        if cls is TensorQuantizer and (first is None or isinstance(first, QuantDescriptor)):
-            from bitwright.quantizer.described import DescribedQuantizer
-
-            return DescribedQuantizer(*args, **kwargs)
-        return super().__call__(*args, **kwargs)
-
-
-class TensorQuantizer(nn.Module, metaclass=_Kind):
+class TensorQuantizer(AmaxViews):
     """A spec, an observer and a method, with a mode and a switch.
 
     Args:
@@ -38,16 +29,28 @@ class TensorQuantizer(nn.Module, metaclass=_Kind):
         method: name of the method that rounds.
         observer_options: keyword arguments of the observer.
         method_options: keyword arguments of the method.
+        dynamic: without a stored range, quantize each tensor by its own.
 
-    Without a spec, or with a :class:`QuantDescriptor` in its place, the result is a :class:`DescribedQuantizer`.
+    Or, made from a :class:`QuantDescriptor` as in pytorch-quantization, dynamic and quantizing from the start:
 
-    The scale and zero point are buffers. They are saved with the mode, and load into a fresh quantizer of
-    whatever shape; a checkpoint without them (of the float model) loads too and leaves them alone.
+        quant_desc: all of the above in one value; by default 8 bits and one range for the tensor.
+        disabled: begin disabled.
+        if_quant: quantize.
+        if_clip: clip to the learned range.
+        if_calib: observe.
+
+    The range is stored as scale and zero point, or as the largest magnitude ``_amax`` where that is what was given. A
+    checkpoint holds it with the spec and the mode, and loads into a fresh quantizer of the same spec, whatever the
+    number of channels. A checkpoint of the float model leaves quantizers alone.
+
+    Attributes:
+        mode: what it does with tensors while it is enabled.
+        enabled: the user's switch; calibration leaves a disabled quantizer alone.
+        fixed: keep the range that the descriptor gives when the model is calibrated.
+        axes: several axes that keep ranges of their own, if so; they are one axis for the observer and the method.
     """
 
-    scale: Tensor
-    zero_point: Tensor
-
+    @overload
     def __init__(
         self,
         spec: QuantSpec | str,
@@ -56,23 +59,67 @@ class TensorQuantizer(nn.Module, metaclass=_Kind):
         *,
         observer_options: Mapping[str, Any] | None = None,
         method_options: Mapping[str, Any] | None = None,
-    ) -> None:
-        super().__init__()
-        self.spec = QuantSpec.parse(spec)
-        self.observer: Observer = _build(OBSERVERS.get(observer), "observer", observer, self.spec, observer_options)
-        method = _method_for(self.spec, method)
-        self.method: Method = _build(METHODS.get(method), "method", method, self.spec, method_options)
-        self.observer_name, self.method_name = observer, method
-        self.mode = Mode.OFF
-        self.enabled = True
-        self.label = ""
-        self.register_buffer("scale", torch.empty(0))
-        self.register_buffer("zero_point", torch.empty(0, dtype=torch.int32))
+        dynamic: bool = False,
+    ) -> None: ...
 
-    @property
-    def calibrated(self) -> bool:
-        """Whether a scale is known."""
-        return self.scale.numel() > 0
+    @overload
+    def __init__(
+        self,
+        quant_desc: QuantDescriptor | None = None,
+        disabled: bool = False,
+        if_quant: bool = True,
+        if_clip: bool = False,
+        if_calib: bool = False,
+    ) -> None: ...
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__()
+        first = args[0] if args else kwargs.get("spec")
+        self.axes: tuple[int, ...] = ()
+        self.fixed, self.mode, self.enabled = False, Mode.OFF, True
+        described = first is None or isinstance(first, QuantDescriptor)
+        (self._init_described if described else self._init_specified)(*args, **kwargs)
+
+    def _init_specified(
+        self,
+        spec: QuantSpec | str,
+        observer: str = "MinMaxObserver",
+        method: str = "FixedFakeQuantize",
+        *,
+        observer_options: Mapping[str, Any] | None = None,
+        method_options: Mapping[str, Any] | None = None,
+        dynamic: bool = False,
+    ) -> None:
+        self.spec, self.dynamic = QuantSpec.parse(spec), dynamic
+        self.observer: Observer = build_observer(self.spec, observer, observer_options)
+        self.method: Method = build_method(self.spec, method, method_options)
+        self.observer_name, self.method_name = observer, method
+
+    def _init_described(
+        self,
+        quant_desc: QuantDescriptor | None = None,
+        disabled: bool = False,
+        if_quant: bool = True,
+        if_clip: bool = False,
+        if_calib: bool = False,
+    ) -> None:
+        given = quant_desc or QuantDescriptor()
+        self.axes = given.axes if len(given.axes) > 1 else ()
+        desc = given.with_(axis=0) if self.axes else given
+        self.spec, self.dynamic = desc.spec, True
+        kind = HistogramCalibrator if desc.calib_method == "histogram" else MaxCalibrator
+        self.observer = kind(desc.num_bits, desc.axis, desc.unsigned)
+        self.method = AmaxFakeQuantize(self.spec, learn=desc.learn_amax, real=not desc.fake_quant)
+        self.observer_name, self.method_name = kind.__name__, "AmaxFakeQuantize"
+        self.fixed, self.scale_amax, self.label = desc.amax is not None, desc.scale_amax, desc.name or ""
+        self.mode = Mode.OBSERVE if if_calib else Mode.OFF
+        self.enabled = not disabled
+        if desc.amax is not None:
+            self.set_amax(torch.tensor(desc.amax))
+        if desc.learn_amax or if_clip:
+            self.enable_clip()
+        if if_quant:
+            self.enable_quant()
 
     @property
     def quantizes(self) -> bool:
@@ -92,10 +139,32 @@ class TensorQuantizer(nn.Module, metaclass=_Kind):
         """Undo :meth:`disable`."""
         self.enabled = True
 
+    def off(self) -> None:
+        """Pass tensors through unchanged until the mode changes."""
+        self.mode = Mode.OFF
+
+    def observe(self) -> None:
+        """Look at tensors and pass them through unchanged."""
+        self.mode = Mode.OBSERVE
+
+    def quantize(self) -> None:
+        """Quantize tensors; the range must be known, or dynamic."""
+        if not (self.dynamic or self.calibrated):
+            raise self._no_range()
+        self.mode = Mode.QUANTIZE
+
     def forward(self, x: Tensor) -> Tensor:
         """Observe or quantize ``x`` as the mode says."""
-        if not self.enabled:
+        if not self.enabled or self.mode is Mode.OFF:
             return x
+        if self.axes:
+            front = tuple(range(len(self.axes)))
+            moved = x.movedim(self.axes, front)
+            result = self._pass(moved.flatten(0, front[-1]))
+            return result.unflatten(0, moved.shape[: len(front)]).movedim(front, self.axes)
+        return self._pass(x)
+
+    def _pass(self, x: Tensor) -> Tensor:
         if self.mode is not Mode.QUANTIZE:
             if Mode.OBSERVE in self.mode:
                 # Observers count and branch in Python: compiled, they would be compiled anew for every batch.
@@ -104,114 +173,45 @@ class TensorQuantizer(nn.Module, metaclass=_Kind):
             if Mode.QUANTIZE not in self.mode:
                 return x
         learned = learned_step(self.method, x)
-        return self.method(x, self.scale, self.zero_point) if learned is None else learned
-
-    def off(self) -> None:
-        """Pass tensors through unchanged until the mode changes."""
-        self.mode = Mode.OFF
-
-    def observe(self) -> None:
-        """Look at tensors and let them pass."""
-        self.mode = Mode.OBSERVE
-
-    def quantize(self) -> None:
-        """Quantize tensors; the range must be known."""
-        if not self.calibrated:
-            raise CalibrationError(f"the quantizer{self._named()} has no range yet: calibrate it, or set_range(lo, hi)")
-        self.mode = Mode.QUANTIZE
-
-    def compute_qparams(self) -> None:
-        """Turn what the observer has seen into scale and zero point."""
-        try:
-            scale, zero_point = self.observer.qparams()
-        except CalibrationError as error:
-            raise CalibrationError(f"the quantizer{self._named()} cannot be calibrated: {error}") from error
-        self.set_qparams(scale, zero_point)
-
-    def set_qparams(self, scale: Tensor, zero_point: Tensor | None = None) -> None:
-        """Set the scale (positive, finite) and zero point (within the spec's integers) by hand."""
-        device = self.scale.device
-        scale = torch.as_tensor(scale, dtype=torch.float32, device=device).detach().clone()
-        if zero_point is None:
-            zero_point = torch.zeros_like(scale, dtype=torch.int32)
-        zero_point = torch.as_tensor(zero_point, dtype=torch.int32, device=device).detach().clone()
-        wrong = scale[~((scale > 0) & torch.isfinite(scale))]
-        if wrong.numel():
-            raise CalibrationError(
-                f"the scale of the quantizer{self._named()} must be positive and finite, not {float(wrong[0])}"
-            )
-        if scale.shape != zero_point.shape:
-            raise ConfigError(
-                f"scale {tuple(scale.shape)} and zero point {tuple(zero_point.shape)} "
-                f"of the quantizer{self._named()} differ in shape"
-            )
-        shape = self._fit(scale.shape)
-        if self.spec.symmetric and bool((zero_point != 0).any()):
-            raise ConfigError(f"the quantizer{self._named()} is symmetric ('{self.spec}'): its zero point must be 0")
-        if bool(((zero_point < self.spec.qmin) | (zero_point > self.spec.qmax)).any()):
-            raise ConfigError(
-                f"a zero point of the quantizer{self._named()} lies outside [{self.spec.qmin}, {self.spec.qmax}]"
-            )
-        self.scale, self.zero_point = scale.reshape(shape), zero_point.reshape(shape)
-        self.method.start(self.scale, self.zero_point)
-
-    def qparams(self) -> tuple[Tensor, Tensor]:
-        """The scale and zero point in force: those calibrated, or what the method has learned since."""
-        return self.method.qparams(self.scale, self.zero_point)
+        if learned is not None:
+            return learned
+        if self.dynamic and not x.numel():
+            return x
+        return self.method(x, *self._params(x))
 
     def integers(self, x: Tensor) -> Tensor:
         """The integers that ``x`` is stored as."""
-        return self.method.integers(x, self.scale, self.zero_point)
+        return self.method.integers(x, *self._params(x))
 
-    def set_range(self, lo: float | Tensor, hi: float | Tensor) -> None:
-        """Set scale and zero point so that [lo, hi] is represented."""
-        low, high = torch.as_tensor(lo), torch.as_tensor(hi)
-        if bool((low > high).any()):
-            raise ConfigError(f"the range of the quantizer{self._named()} ends ({hi}) before it begins ({lo})")
-        self.set_qparams(*scale_and_zero_point(low, high, self.spec))
+    @property
+    def uniform(self) -> bool:
+        """Whether a file can say what it does: one uniform grid, and nothing else."""
+        return self.method.uniform and not self.axes and self.pre_quant_scale is None
 
-    def set_amax(self, amax: float | Tensor) -> None:
-        """Set scale and zero point so that magnitudes up to ``amax`` are represented."""
-        amax = torch.as_tensor(amax).detach().float()
-        if isinstance(self.spec.granularity, PerTensor):
-            amax = amax.max()
-        elif isinstance(self.spec.granularity, PerChannel):
-            amax = amax.reshape(-1)
-        self.set_range(-amax if self.spec.format.signed else torch.zeros_like(amax), amax)
-
-    def range(self) -> tuple[Tensor, Tensor]:
-        """The lowest and highest value that can be represented."""
-        scale, zero_point = (p.detach() for p in self.qparams())
-        return (self.spec.qmin - zero_point) * scale, (self.spec.qmax - zero_point) * scale
-
-    def _fit(self, shape: torch.Size) -> torch.Size:
-        """The shape that a scale given as ``shape`` has here, or an error if it does not fit the spec."""
-        grain = self.spec.granularity
-        if not shape.numel():
-            return shape
-        if isinstance(grain, PerTensor) and shape.numel() == 1:
-            return torch.Size()
-        if isinstance(grain, PerTensor) or (isinstance(grain, PerChannel) and len(shape) != 1):
-            raise ConfigError(
-                f"a scale of shape {tuple(shape)} does not fit the quantizer{self._named()}: '{self.spec}'"
-            )
-        return shape
-
-    def _named(self) -> str:
-        return f" {self.label!r}" if self.label else ""
+    def compute_qparams(self) -> None:
+        """Turn what the observer has seen into a range."""
+        if self.fixed:
+            return
+        try:
+            if isinstance(self.observer, Calibrator):
+                self.set_amax(self.observer.amax())
+            else:
+                self.set_qparams(*self.observer.qparams())
+        except CalibrationError as error:
+            raise CalibrationError(f"the quantizer{self._named()} cannot be calibrated: {error}") from error
 
     def extra_repr(self) -> str:
-        """Show spec, range and mode."""
-        known = "no range"
+        """Show spec, range, observer, method and mode."""
+        known = "dynamic range" if self.dynamic else "no range"
         if self.calibrated:
             lo, hi = self.range()
             known = f"range [{float(lo.min()):.4g}, {float(hi.max()):.4g}]"
-        mode = str(self.mode.name).lower() if self.enabled else "disabled"
-        return f"{self.spec}, {known}, {self.observer_name}, {self.method_name}, {mode}"
+        mode = "|".join(str(m.name).lower() for m in self.mode) or "off"
+        return f"{self.spec}, {known}, {self.observer_name}, {self.method_name}, {mode if self.enabled else 'disabled'}"
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        destination[prefix + "mode"] = torch.tensor([self.mode.value, self.enabled], dtype=torch.uint8)
+        save_state(self, destination, prefix)
 
     def _load_from_state_dict(
         self,
@@ -223,43 +223,10 @@ class TensorQuantizer(nn.Module, metaclass=_Kind):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        given = [name for name in ("scale", "zero_point") if prefix + name in state_dict]
-        try:
-            shapes = {name: self._fit(state_dict[prefix + name].shape) for name in given}
-        except ConfigError as error:
-            error_msgs.append(str(error))
+        if not load_state(self, state_dict, prefix, local_metadata, missing_keys, error_msgs):
             return
-        for name, shape in shapes.items():
-            setattr(self, name, getattr(self, name).new_empty(shape))
-        mode = state_dict.pop(prefix + "mode", None)
-        if mode is not None:
-            self.mode, self.enabled = Mode(int(mode[0])), bool(mode[1])
-        missing: list[str] = []
-        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing, unexpected_keys, error_msgs)
-        if given and self.calibrated:
-            self.method.start(self.scale, self.zero_point)  # its Parameters must be there to be loaded next
-        # A float checkpoint knows nothing of quantizers; half of one's state is a mistake.
-        if len(missing) < 2:
-            missing_keys.extend(missing)
-
-
-def _method_for(spec: QuantSpec, name: str) -> str:
-    """The method of that name, or the one for fp8 in place of the default, which rounds to integers."""
-    if not spec.format.floating:
-        return name
-    if METHODS.get(name) not in (METHODS.get("FixedFakeQuantize"), METHODS.get("Fp8FakeQuantize")):
-        raise ConfigError(f"the method {name!r} rounds to integers: '{spec}' needs 'Fp8FakeQuantize'")
-    return "Fp8FakeQuantize"
-
-
-def _build(cls: type[Any], kind: str, name: str, spec: QuantSpec, options: Mapping[str, Any] | None) -> Any:  # noqa: ANN401
-    if not options:
-        return cls(spec)
-    known = [p for p in inspect.signature(cls).parameters if p != "spec"]
-    for key in options:
-        if key not in known:
-            raise ConfigError(f"the {kind} {name!r} has no option {key!r}{suggest(key, known)}")
-    return cls(spec, **options)
+        rest = (local_metadata, strict, [], unexpected_keys, error_msgs)  # what is missing stays as it is
+        super()._load_from_state_dict(state_dict, prefix, *rest)
 
 
 def quantizers(model: nn.Module) -> dict[str, TensorQuantizer]:

@@ -4,12 +4,8 @@ import enum
 
 
 class Mode(enum.Flag):
-    """What a quantizer does with the tensors it sees; it can observe and quantize at once.
-
-    ``OFF`` does nothing. ``CLIP`` limits values to a learned range without rounding them.
-    """
+    """What a quantizer does with the tensors it sees; it can observe and quantize at once."""
 
     OFF = 0
     OBSERVE = 1
     QUANTIZE = 2
-    CLIP = 4

@@ -1,13 +1,11 @@
 """Let what quantizers learn be there before calibration, for an optimizer that is made as early as in MQBench."""
 
-from typing import Any
-
 import torch
 from torch import nn
 
 from bitwright.graph import Inputs
 from bitwright.modes import eval_mode
-from bitwright.nn.mixins import QuantMixin
+from bitwright.nn.weight_sites import weight_sites
 from bitwright.quantizer import TensorQuantizer, quantizers
 
 
@@ -24,16 +22,7 @@ def start_learning(model: nn.Module, inputs: Inputs) -> None:
     finally:
         for handle in handles:
             handle.remove()
-    for layer in model.modules():
-        if isinstance(layer, QuantMixin) and hasattr(layer, "_weight_quantizer") and hasattr(layer, "weight"):
-            shapes[layer.weight_quantizer] = tuple(layer.weight.shape)
+    shapes.update({site.quantizer: tuple(site.weight().shape) for site in weight_sites(model)})
     for quantizer, shape in shapes.items():
         one = torch.ones(quantizer.spec.param_shape(shape), device=quantizer.scale.device)
         quantizer.method.start(one, torch.zeros_like(one, dtype=torch.int32))
-        quantizer.register_load_state_dict_pre_hook(_fill_in)
-
-
-def _fill_in(quantizer: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    """A float checkpoint knows nothing of what is learned: it stays as it is."""
-    if prefix + "scale" not in state:
-        state.update({f"{prefix}method.{name}": p.detach() for name, p in quantizer.method.named_parameters()})

@@ -12,6 +12,7 @@ from bitwright.graph.inputs import bind_inputs
 from bitwright.graph.names import node_name
 from bitwright.modes import eval_mode
 from bitwright.nn.mixins import QuantMixin
+from bitwright.nn.weight_sites import weight_sites
 from bitwright.quantizer import Mode, TensorQuantizer
 
 Checker = Callable[[Tensor, Tensor], Any]
@@ -28,8 +29,9 @@ def calibrate_on_quantized(model: nn.Module, batches: list[Inputs], w_quant: boo
     """
     runs = _Runs(model, batches)
     with torch.no_grad(), eval_mode(model):
-        for layer in _weighted(model):
-            layer.weight_quantizer.mode = Mode.QUANTIZE if w_quant else Mode.OFF
+        for site in weight_sites(model):
+            if site.quantizer.calibrated:
+                site.quantizer.mode = Mode.QUANTIZE if w_quant else Mode.OFF
         for node in runs.graph.graph.nodes:
             quantizer = runs.quantizer(node)
             if quantizer is None or not quantizer.enabled:
@@ -130,11 +132,6 @@ class _Runs:
                 quantizer.mode = Mode.QUANTIZE
                 values[source] = quantizer(values[source])
         return values
-
-
-def _weighted(model: nn.Module) -> list[QuantMixin]:
-    found = [m for m in model.modules() if isinstance(m, QuantMixin) and hasattr(m, "weight")]
-    return [layer for layer in found if layer.weight_quantizer.calibrated and layer.weight_quantizer.enabled]
 
 
 def _switch(quantizers: list[tuple[TensorQuantizer, Mode]], on: bool) -> None:

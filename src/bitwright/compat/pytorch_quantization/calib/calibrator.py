@@ -1,6 +1,6 @@
 """What every calibrator is, under its old name."""
 
-from bitwright.calib import Calibrator
+from bitwright.quantizer.calibrators import Calibrator
 
 _Calibrator = Calibrator
 

@@ -1,5 +1,5 @@
 """The calibrator by the largest magnitude."""
 
-from bitwright.calib import MaxCalibrator
+from bitwright.quantizer.calibrators import MaxCalibrator
 
 __all__ = ["MaxCalibrator"]

@@ -1,5 +1,92 @@
-"""Match, group and freeze parameters; quantize weights in place."""
+"""Parameters by pattern: match, group for an optimizer, freeze; and weights quantized in place."""
 
-from bitwright.optim.helper import freeze_parameters, group_parameters, match_parameters, quant_weight_inplace
+import fnmatch
+import logging
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from torch import nn
+
+from bitwright.errors import ConfigError
+from bitwright.nn.weight_sites import weight_sites
+
+_log = logging.getLogger(__name__)
+
+
+def match_parameters(model: nn.Module, patterns: Sequence[str]) -> Iterator[tuple[str, nn.Parameter]]:
+    """Every parameter whose name matches one of the patterns, once.
+
+    A pattern is a part of the name, a regular expression to search for, or a glob for the whole name.
+    """
+    tests = [_test(p) for p in ([patterns] if isinstance(patterns, str) else patterns)]
+    for name, parameter in model.named_parameters():
+        if any(test(name) for test in tests):
+            yield name, parameter
+
+
+def group_parameters(
+    model: nn.Module,
+    patterns_list: Sequence[Sequence[str]],
+    lrs: Sequence[float] | None = None,
+    momentums: Sequence[float] | None = None,
+    weight_decays: Sequence[float] | None = None,
+) -> list[dict[str, Any]]:
+    """Groups of parameters for an optimizer, one for each list of patterns.
+
+    Args:
+        model: the model.
+        patterns_list: for each group, its patterns.
+        lrs: for each group, its learning rate.
+        momentums: for each group, its momentum.
+        weight_decays: for each group, its weight decay.
+
+    Returns:
+        What an optimizer takes; a parameter belongs to the first group that matches it.
+    """
+    settings = {"lr": lrs, "momentum": momentums, "weight_decay": weight_decays}
+    for key, values in settings.items():
+        if values is not None and len(values) != len(patterns_list):
+            raise ConfigError(f"{len(patterns_list)} groups need as many values of {key}, not {len(values)}")
+    taken: set[int] = set()
+    groups = []
+    for number, patterns in enumerate(patterns_list):
+        chosen = [p for _, p in match_parameters(model, patterns) if id(p) not in taken]
+        if not chosen:
+            raise ConfigError(f"no parameter that is left matches the patterns {list(patterns)} of group {number}")
+        taken.update(id(p) for p in chosen)
+        own = {key: values[number] for key, values in settings.items() if values is not None}
+        groups.append({"params": chosen, **own})
+    return groups
+
+
+def freeze_parameters(model: nn.Module, patterns: Sequence[str]) -> None:
+    """Let the parameters that match learn no more."""
+    count = 0
+    for _, parameter in match_parameters(model, patterns):
+        parameter.requires_grad_(False)
+        count += 1
+    _log.info("froze %d parameters", count)
+
+
+def quant_weight_inplace(model: nn.Module) -> None:
+    """Replace every weight that has a quantizer by its quantized value, and disable the quantizer.
+
+    Then a forward does not quantize weights anew; a weight that is trained afterwards is not on the grid any more. A
+    BatchNorm that is folded in stays apart: the weight is what gives the quantized one when multiplied by it.
+    """
+    for site in weight_sites(model):
+        if site.plain:
+            site.replace(site.quantizer(site.weight()))
+            site.quantizer.disable()
+
+
+def _test(pattern: str) -> Callable[[str], bool]:
+    try:
+        expression = re.compile(pattern)
+    except re.error:
+        expression = re.compile(fnmatch.translate(pattern))  # a glob such as "*.weight"
+    return lambda name: pattern in name or expression.search(name) is not None
+
 
 __all__ = ["freeze_parameters", "group_parameters", "match_parameters", "quant_weight_inplace"]

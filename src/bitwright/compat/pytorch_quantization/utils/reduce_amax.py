@@ -1,5 +1,5 @@
 """The largest magnitude along axes."""
 
-from bitwright.numerics.amax import reduce_amax
+from bitwright.quantizer.calibrators import reduce_amax
 
 __all__ = ["reduce_amax"]

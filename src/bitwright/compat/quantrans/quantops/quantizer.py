@@ -61,20 +61,3 @@ class FirstBatchQuantizer(TensorQuantizer):
             finally:
                 self.observer.reset()
         return super().forward(x)
-
-    def _load_from_state_dict(
-        self,
-        state_dict: dict[str, Any],
-        prefix: str,
-        local_metadata: dict[str, Any],
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
-    ) -> None:
-        if prefix + "scale" not in state_dict:  # of the float model: what is to be learned stays as it is
-            own = {f"{prefix}method.{name}": p.detach() for name, p in self.method.named_parameters()}
-            state_dict.update(own)
-        super()._load_from_state_dict(
-            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
-        )

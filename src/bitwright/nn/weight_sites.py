@@ -1,0 +1,69 @@
+"""Weight sites: every weight of a model that is quantized, as it is quantized, with its layer and its quantizer."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bitwright.nn.layer import QuantLayer
+from bitwright.nn.mixins import QuantMixin
+from bitwright.quantizer import TensorQuantizer
+
+_OWN = "_weight_quantizer"
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class WeightSite:
+    """A weight that is quantized.
+
+    Attributes:
+        name: the qualified name of the layer.
+        layer: what has the weight.
+        key: the name of the quantizer in the layer, ``_weight_quantizer`` where there is one.
+        quantizer: what quantizes the weight.
+    """
+
+    name: str
+    layer: nn.Module
+    key: str
+    quantizer: TensorQuantizer
+
+    def weight(self) -> Tensor:
+        """The tensor that is quantized: the weight with all folds multiplied in, or the weights of an LSTM as one."""
+        return _stored_weights(self.layer)[self.key]
+
+    @property
+    def channel_axis(self) -> int:
+        """The axis of the weight that has the output channels."""
+        return getattr(self.layer, "channel_axis", int(bool(getattr(self.layer, "transposed", False))))
+
+    @property
+    def plain(self) -> bool:
+        """Whether the layer has one weight, called ``weight``."""
+        return self.key in (_OWN, "weight_quantizer") and isinstance(getattr(self.layer, "weight", None), Tensor)
+
+    def replace(self, weight: Tensor) -> None:
+        """Let :meth:`weight` be ``weight`` from now on: the layer's own has the folds divided out."""
+        layer: Any = self.layer
+        with torch.no_grad():
+            layer.weight.copy_(layer.unfold(weight) if isinstance(layer, QuantLayer) else weight)
+
+
+def weight_sites(model: nn.Module) -> Iterator[WeightSite]:
+    """Yield every weight that is quantized; functions (``F.linear``) get theirs only when they run."""
+    for name, layer in model.named_modules():
+        for key in _stored_weights(layer):
+            quantizer = layer.get_submodule(key)
+            if isinstance(quantizer, TensorQuantizer):
+                yield WeightSite(name, layer, key, quantizer)
+
+
+def _stored_weights(layer: Any) -> dict[str, Tensor]:  # noqa: ANN401
+    """The tensors that a layer quantizes, by the names of their quantizers."""
+    if isinstance(layer, QuantMixin):
+        return layer.stored_weights()
+    weight = layer._parameters.get("weight")
+    keys = [key for key in (_OWN, "weight_quantizer") if key in layer._modules]
+    return {keys[0]: weight} if keys and isinstance(weight, Tensor) else {}

@@ -1,1 +1,0 @@
-"""Helpers for training quantized models."""

@@ -1,0 +1,248 @@
+"""AmaxViews: the names of NVIDIA's pytorch-quantization on every quantizer. They override nothing.
+
+Each is a view of the quantizer's spec, range, observer, method, mode or switch.
+"""
+
+import logging
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bitwright.errors import ConfigError
+from bitwright.observers import Observer
+from bitwright.quantizer.calibrators import Calibrator, NoObserver, bits_of
+from bitwright.quantizer.descriptor import QuantDescriptor
+from bitwright.quantizer.mode import Mode
+from bitwright.quantizer.stored_range import StoredRange
+from bitwright.spec import PerTensor
+
+_log = logging.getLogger(__name__)
+_NO_DATA = "Calibrator returned None. This usually happens when calibrator hasn't seen any tensor."
+
+
+class AmaxViews(StoredRange):
+    """Mixed into TensorQuantizer."""
+
+    mode: Mode
+    enabled: bool
+    axes: tuple[int, ...]
+
+    # --------------------------------------------------------------------------------------------- views of the spec
+
+    @property
+    def num_bits(self) -> int | tuple[int, int]:
+        """Bits of the integers, or (exponent, mantissa) of fp8."""
+        return bits_of(self.spec)
+
+    @num_bits.setter
+    def num_bits(self, value: int | tuple[int, int]) -> None:
+        self._describe(num_bits=value)
+
+    @property
+    def unsigned(self) -> bool:
+        """Whether integers start from 0."""
+        return not self.spec.format.signed
+
+    @unsigned.setter
+    def unsigned(self, value: bool) -> None:
+        self._describe(unsigned=value)
+
+    @property
+    def narrow_range(self) -> bool:
+        """Whether the lowest integer is left out."""
+        return self.spec.narrow
+
+    @narrow_range.setter
+    def narrow_range(self, value: bool) -> None:
+        self._describe(narrow_range=value)
+
+    @property
+    def axis(self) -> int | tuple[int, ...] | None:
+        """The axes that keep a range of their own."""
+        grain = self.spec.granularity
+        return self.axes or (None if isinstance(grain, PerTensor) else grain.axis)
+
+    @property
+    def maxbound(self) -> float:
+        """The highest integer, or number of fp8."""
+        return float(self.spec.qmax)
+
+    def _describe(self, **changes: Any) -> None:
+        now = QuantDescriptor(self.num_bits, unsigned=self.unsigned, narrow_range=self.narrow_range)
+        spec = now.with_(**changes).spec
+        self.change_spec(self.spec.with_(format=spec.format, narrow=spec.narrow))
+
+    # ------------------------------------------------------------------------------------------- views of the method
+
+    @property
+    def fake_quant(self) -> bool:
+        """Whether floats come out, not integers."""
+        return not getattr(self.method, "real", False)
+
+    @property
+    def learn_amax(self) -> bool:
+        """Whether the range is learned."""
+        return self.method.has_range
+
+    @property
+    def clip(self) -> Any:  # noqa: ANN401
+        """What has the learned ends, ``clip_value_min`` and ``clip_value_max``."""
+        return self.method
+
+    def init_learn_amax(self) -> None:
+        """Begin learning from the stored amax."""
+        if not self.learn_amax:
+            raise RuntimeError("Called init_learn_amax with learn_amax=False.")
+        if self.amax is None:
+            raise RuntimeError("Called init_learn_amax without an amax: calibrate first, or set one.")
+        self.clip.begin(self.amax.max())
+
+    # -------------------------------------------------------------------------------------------- views of the range
+
+    @property
+    def amax(self) -> Tensor | None:
+        """The largest magnitude, as it was stored, or None."""
+        known = self._buffers.get("_amax")
+        if known is not None or self.learn_amax or not self.calibrated:
+            return known
+        lo, hi = self.range()
+        return hi if self.spec.symmetric else torch.maximum(-lo, hi)
+
+    @amax.setter
+    def amax(self, value: Any) -> None:  # noqa: ANN401
+        if value is None:
+            _log.error("Setting amax to None is meaningless; the quantizer keeps its range")
+            return
+        new, now = torch.as_tensor(value), self.amax
+        if now is not None and now.shape != new.shape:
+            raise TypeError(
+                "Changing shape when setting amax is not allowed: "
+                f"the quantizer has {tuple(now.shape)}, not {tuple(new.shape)}"
+            )
+        self.set_amax(new)
+
+    @property
+    def step_size(self) -> Tensor | None:
+        """The distance between neighbouring values (for fp8, of the scaled numbers), or None if it is not known."""
+        if self.amax is None:
+            _log.error("step_size is undefined under dynamic amax mode!")
+            return None
+        return self.amax / self.maxbound
+
+    @property
+    def pre_quant_scale(self) -> Tensor | None:
+        """What tensors are multiplied with before anything else (SmoothQuant), even while the quantizer is disabled."""
+        return self._buffers.get("_pre_quant_scale")
+
+    @pre_quant_scale.setter
+    def pre_quant_scale(self, value: Any) -> None:  # noqa: ANN401
+        for key in [k for k, hook in self._forward_pre_hooks.items() if hook is _multiply]:
+            del self._forward_pre_hooks[key]
+        self._put("_pre_quant_scale", None if value is None else torch.as_tensor(value).detach().float().clone())
+        if value is not None:
+            self.register_forward_pre_hook(_multiply)
+
+    # ----------------------------------------------------------------------------------------- views of the observer
+
+    @property
+    def _calibrator(self) -> Observer | None:
+        return None if isinstance(self.observer, NoObserver) else self.observer
+
+    @_calibrator.setter
+    def _calibrator(self, value: Calibrator | None) -> None:
+        self.observer = NoObserver(self.spec) if value is None else value
+
+    def load_calib_amax(self, *args: Any, strict: bool = True, **kwargs: Any) -> None:
+        """Take amax from the calibrator.
+
+        Args:
+            *args: passed on to the calibrator's ``compute_amax``.
+            strict: raise if nothing was collected; otherwise amax becomes NaN.
+            **kwargs: passed on as well.
+        """
+        if not isinstance(self.observer, Calibrator):
+            raise RuntimeError("Calibrator not created: the quantizer has none to load from.")
+        amax = self.observer.compute_amax(*args, **kwargs)
+        if amax is None and strict:
+            raise RuntimeError(f"{_NO_DATA} Passing 'strict=False' to `load_calib_amax()` will ignore the error.")
+        if amax is None:
+            _log.warning("%s Set amax to NaN!", _NO_DATA)
+            amax = torch.tensor(math.nan)
+        self.set_amax(amax)
+
+    # --------------------------------------------------------------------------------- views of the mode and the switch
+
+    def enable_calib(self) -> None:
+        """Observe."""
+        if self._calibrator is None:
+            raise ConfigError("Calibrator was not created, cannot enable calibration.")
+        self.mode |= Mode.OBSERVE
+
+    def disable_calib(self) -> None:
+        """Do not observe."""
+        self.mode &= ~Mode.OBSERVE
+
+    def enable_quant(self) -> None:
+        """Quantize."""
+        self.mode |= Mode.QUANTIZE
+        self._round(True)
+
+    def disable_quant(self) -> None:
+        """Do not quantize; a learned range goes on clipping."""
+        self._round(False)
+        if not self._if_clip:
+            self.mode &= ~Mode.QUANTIZE
+
+    def enable_clip(self) -> None:
+        """Learn the range, and clip to it."""
+        self._learn(True)
+        if Mode.QUANTIZE not in self.mode:
+            self._round(False)
+            self.mode |= Mode.QUANTIZE
+
+    def disable_clip(self) -> None:
+        """Do not learn the range, nor clip without quantizing."""
+        quantizing = self._if_quant
+        self._learn(False)
+        if not quantizing:
+            self.mode &= ~Mode.QUANTIZE
+
+    def _learn(self, on: bool) -> None:
+        if not self.learn_amax:
+            raise ConfigError("learn_amax is False. Cannot enable clip." if on else "learn_amax is False: no clip")
+        self.clip.clips = on
+        self.clip.requires_grad_(on)
+
+    def _round(self, on: bool) -> None:
+        if self.learn_amax:
+            self.clip.rounds = on
+
+    @property
+    def _disabled(self) -> bool:
+        return not self.enabled
+
+    @property
+    def _if_quant(self) -> bool:
+        return Mode.QUANTIZE in self.mode and getattr(self.method, "rounds", True)
+
+    @property
+    def _if_calib(self) -> bool:
+        return Mode.OBSERVE in self.mode
+
+    @property
+    def _if_clip(self) -> bool:
+        return getattr(self.method, "clips", False)
+
+    _num_bits, _unsigned, _narrow_range, _axis = num_bits, unsigned, narrow_range, axis
+    _fake_quant, _learn_amax = fake_quant, learn_amax
+
+    @property
+    def _scale_amax(self) -> float | None:
+        return self.scale_amax
+
+
+def _multiply(quantizer: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    scale: Any = quantizer._buffers["_pre_quant_scale"]
+    return args[0] * scale.to(args[0]), *args[1:]
