@@ -1,12 +1,12 @@
 """QuantMultiheadAttention: nn.MultiheadAttention with quantized inputs and projections."""
 
-from typing import Any, Self
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bitwright.nn.descriptors import split_descriptors
-from bitwright.nn.mixins import QuantMixin, adopt_checked, build_quantizer
+from bitwright.nn.descriptors import TakesDescriptors
+from bitwright.nn.mixins import QuantMixin, build_quantizer
 from bitwright.nn.recurrent import active
 from bitwright.nn.registry import register_qmodule
 from bitwright.quantizer import QuantDescriptor, TensorQuantizer
@@ -15,7 +15,7 @@ _WEIGHTS = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")
 
 
 @register_qmodule(sources=[nn.MultiheadAttention])
-class QuantMultiheadAttention(QuantMixin, nn.MultiheadAttention):
+class QuantMultiheadAttention(TakesDescriptors, QuantMixin, nn.MultiheadAttention):
     """nn.MultiheadAttention whose query, key and value and whose projection weights are quantized.
 
     ``input_quantizer`` serves query, key and value; there is one weight quantizer for the input projection
@@ -26,26 +26,6 @@ class QuantMultiheadAttention(QuantMixin, nn.MultiheadAttention):
 
     by_default = True
     _out_weight_quantizer: TensorQuantizer
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        descriptors, rest = split_descriptors(type(self), kwargs)
-        super().__init__(*args, **rest)
-        self.init_quantizer(*descriptors)
-
-    @classmethod
-    def from_float(
-        cls,
-        module: nn.Module,
-        *,
-        quant_desc_input: QuantDescriptor | None = None,
-        quant_desc_weight: QuantDescriptor | None = None,
-    ) -> Self:
-        """Make a QuantMultiheadAttention of an nn.MultiheadAttention."""
-        made = adopt_checked(cls, module)
-        made.init_quantizer(
-            quant_desc_input or cls.default_quant_desc_input, quant_desc_weight or cls.default_quant_desc_weight
-        )
-        return made
 
     def init_quantizer(
         self,

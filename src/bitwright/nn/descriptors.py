@@ -1,6 +1,7 @@
 """Descriptors among constructor arguments: ``quant_desc_input`` and ``quant_desc_weight``, and nothing misspelt."""
 
 import inspect
+from collections.abc import Callable
 from typing import Any, Literal, overload
 
 from bitwright.errors import suggest
@@ -39,13 +40,19 @@ def pop_quant_desc_in_kwargs(
     return desc_input if input_only else (desc_input, kwargs.get(WEIGHT) or quant_cls.default_quant_desc_weight)
 
 
-def split_descriptors(cls: type[Any], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Divide a constructor's keyword arguments into descriptors and those of the original class."""
-    names = [INPUT, WEIGHT] if issubclass(cls, QuantMixin) else [INPUT]
-    original = next(c for c in cls.__mro__ if c.__module__.startswith("torch.nn"))
-    refuse_unknown(cls, kwargs, original, names)
-    descriptors = tuple(kwargs.get(n) or getattr(cls, f"default_{n}") for n in names)
-    return descriptors, {k: v for k, v in kwargs.items() if k not in names}
+class TakesDescriptors:
+    """Mixed before a module of torch, takes descriptors besides the arguments of the original's constructor."""
+
+    init_quantizer: Callable[..., None]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        cls = type(self)
+        names = [INPUT, WEIGHT] if issubclass(cls, QuantMixin) else [INPUT]
+        original = next(c for c in cls.__mro__ if c.__module__.startswith("torch.nn"))
+        refuse_unknown(cls, kwargs, original, names)
+        descriptors = [kwargs.pop(n, None) or getattr(cls, f"default_{n}") for n in names]
+        super().__init__(*args, **kwargs)
+        self.init_quantizer(*descriptors)
 
 
 def refuse_unknown(cls: type[Any], kwargs: dict[str, Any], original: type[Any], names: list[str]) -> None:

@@ -7,7 +7,7 @@ from torch import Tensor
 from bitwright.methods.learned_step import learned_step, recompute_quantized
 from bitwright.nn.bias import round_bias
 from bitwright.nn.channels import input_channels, output_channels, per_input, per_output
-from bitwright.nn.descriptors import split_descriptors
+from bitwright.nn.descriptors import TakesDescriptors
 from bitwright.nn.fold import BatchNorm, Fold, apply_all, combine
 from bitwright.nn.mixins import QuantMixin
 from bitwright.quantizer import QuantDescriptor
@@ -15,7 +15,7 @@ from bitwright.quantizer import QuantDescriptor
 NEVER_ZERO = 2.0**-60  # added to what is divided by; far below the last bit of any real multiplier
 
 
-class QuantLayer(QuantMixin):
+class QuantLayer(TakesDescriptors, QuantMixin):
     """Mixed before a layer of torch, takes its constructor's arguments and ``quant_desc_input``/``quant_desc_weight``.
 
     What stands before and after the operator can be folded in, a BatchNorm above all: see :mod:`bitwright.nn.fold`. It
@@ -32,11 +32,6 @@ class QuantLayer(QuantMixin):
     after: tuple[Fold, ...] = ()
     quantize_bias = True
     training: bool
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        descriptors, rest = split_descriptors(type(self), kwargs)
-        super().__init__(*args, **rest)
-        self.init_quantizer(*descriptors)
 
     def init_quantizer(
         self,

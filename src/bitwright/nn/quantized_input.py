@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from bitwright.nn.descriptors import split_descriptors
+from bitwright.nn.descriptors import TakesDescriptors
 from bitwright.nn.mixins import QuantInputMixin
 
 
-class QuantizedInput(QuantInputMixin):
+class QuantizedInput(TakesDescriptors, QuantInputMixin):
     """Mixed before a module of torch, takes its constructor's arguments and ``quant_desc_input``.
 
     Attributes:
@@ -16,11 +16,6 @@ class QuantizedInput(QuantInputMixin):
 
     gives_way = True
     by_default = False
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        descriptors, rest = split_descriptors(type(self), kwargs)
-        super().__init__(*args, **rest)
-        self.init_quantizer(*descriptors)
 
     def forward(self, input: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         """Compute the original on the quantized input."""

@@ -4,7 +4,7 @@ Each layer and direction has one input quantizer, for its input and its hidden s
 its weights but the projection (proj_size), which stays float. With all quantizers off the original runs.
 """
 
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from bitwright.nn import cells
-from bitwright.nn.descriptors import split_descriptors
-from bitwright.nn.mixins import QuantMixin, adopt_checked
+from bitwright.nn.descriptors import TakesDescriptors
+from bitwright.nn.mixins import QuantMixin
 from bitwright.nn.recurrence import run
 from bitwright.nn.registry import register_qmodule
 from bitwright.quantizer import QuantDescriptor
@@ -26,30 +26,20 @@ def active(quantizer: Any) -> bool:  # noqa: ANN401
     return getattr(quantizer, "quantizes", True) or quantizer.observes
 
 
-class _Recurrent(QuantMixin):
+class _Recurrent(TakesDescriptors, QuantMixin):
     by_default = True
     default_quant_desc_weight: ClassVar[QuantDescriptor] = QuantDescriptor(axis=0)
     _input_quantizers: nn.ModuleList
     _weight_quantizers: nn.ModuleList
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        descriptors, rest = split_descriptors(type(self), kwargs)
-        super().__init__(*args, **rest)
-        self.init_quantizer(*descriptors, num_layers=self._places())
-
-    @classmethod
-    def from_float(
-        cls,
-        module: nn.Module,
-        *,
-        quant_desc_input: QuantDescriptor | None = None,
+    def init_quantizer(
+        self,
+        quant_desc_input: QuantDescriptor,
         quant_desc_weight: QuantDescriptor | None = None,
-    ) -> Self:
-        """Make this QModule of a float one: same parameters, buffers, hooks and settings, plus quantizers."""
-        made = adopt_checked(cls, module)
-        desc_weight = quant_desc_weight or cls.default_quant_desc_weight
-        made.init_quantizer(quant_desc_input or cls.default_quant_desc_input, desc_weight, num_layers=made._places())
-        return made
+        num_layers: int | None = None,
+    ) -> None:
+        """Make a pair of quantizers for each layer and direction."""
+        super().init_quantizer(quant_desc_input, quant_desc_weight, num_layers or self._places())
 
     def _places(self) -> int:
         layers: Any = self
@@ -174,15 +164,10 @@ class QuantGRU(_Recurrent, nn.GRU):
 
 
 @register_qmodule(sources=[nn.LSTMCell])
-class QuantLSTMCell(QuantMixin, nn.LSTMCell):
+class QuantLSTMCell(TakesDescriptors, QuantMixin, nn.LSTMCell):
     """nn.LSTMCell with a quantized input, hidden state and weights: one quantizer for both tensors of each kind."""
 
     by_default = True
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        descriptors, rest = split_descriptors(type(self), kwargs)
-        super().__init__(*args, **rest)
-        self.init_quantizer(*descriptors)
 
     def stored_weights(self) -> dict[str, Tensor]:
         """Both weights side by side, as they are quantized."""

@@ -15,18 +15,3 @@ Conv3d = QuantConv3d
 ConvTranspose1d = QuantConvTranspose1d
 ConvTranspose2d = QuantConvTranspose2d
 ConvTranspose3d = QuantConvTranspose3d
-
-__all__ = [
-    "Conv1d",
-    "Conv2d",
-    "Conv3d",
-    "ConvTranspose1d",
-    "ConvTranspose2d",
-    "ConvTranspose3d",
-    "QuantConv1d",
-    "QuantConv2d",
-    "QuantConv3d",
-    "QuantConvTranspose1d",
-    "QuantConvTranspose2d",
-    "QuantConvTranspose3d",
-]

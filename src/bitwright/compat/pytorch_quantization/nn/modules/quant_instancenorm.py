@@ -9,12 +9,3 @@ from bitwright.nn import (
 InstanceNorm1d = QuantInstanceNorm1d
 InstanceNorm2d = QuantInstanceNorm2d
 InstanceNorm3d = QuantInstanceNorm3d
-
-__all__ = [
-    "InstanceNorm1d",
-    "InstanceNorm2d",
-    "InstanceNorm3d",
-    "QuantInstanceNorm1d",
-    "QuantInstanceNorm2d",
-    "QuantInstanceNorm3d",
-]

@@ -1,12 +1,5 @@
 """The quantized linear layer, with and without "Quant" in its name."""
 
-from bitwright.nn import (
-    QuantLinear,
-)
+from bitwright.nn import QuantLinear
 
 Linear = QuantLinear
-
-__all__ = [
-    "Linear",
-    "QuantLinear",
-]

@@ -1,16 +1,6 @@
 """Quantized recurrent layers, with and without "Quant" in their names."""
 
-from bitwright.nn import (
-    QuantLSTM,
-    QuantLSTMCell,
-)
+from bitwright.nn import QuantLSTM, QuantLSTMCell
 
 LSTM = QuantLSTM
 LSTMCell = QuantLSTMCell
-
-__all__ = [
-    "LSTM",
-    "LSTMCell",
-    "QuantLSTM",
-    "QuantLSTMCell",
-]
