@@ -8,4 +8,19 @@ from bitwright.compat.pytorch_quantization.nn.modules.quant_linear import *
 from bitwright.compat.pytorch_quantization.nn.modules.quant_pooling import *
 from bitwright.compat.pytorch_quantization.nn.modules.quant_rnn import *
 from bitwright.compat.pytorch_quantization.nn.modules.tensor_quantizer import TensorQuantizer
-from bitwright.nn import *
+from bitwright.nn import (
+    QuantAdd,
+    QuantBatchNorm1d,
+    QuantBatchNorm2d,
+    QuantBatchNorm3d,
+    QuantCat,
+    QuantEmbedding,
+    QuantGroupNorm,
+    QuantGRU,
+    QuantInputMixin,
+    QuantLayerNorm,
+    QuantMatMul,
+    QuantMixin,
+    QuantMul,
+    QuantMultiheadAttention,
+)
