@@ -1,8 +1,6 @@
-"""The matcher: every match that a brute-force search finds, and no other; patterns that cannot be are refused."""
+"""The matcher by example: inputs, types, checkers, chains; patterns that cannot be are refused."""
 
-import itertools
 import operator
-import random
 
 import pytest
 import torch
@@ -14,8 +12,9 @@ from bitwright.errors import ConfigError
 from bitwright.graph import InputMatchingType, InputMatchType, Matcher, MatcherNode, MatchingNode, Pattern
 from bitwright.graph.match import GraphIndex
 from bitwright.nn import QuantConv2d
+from bitwright.nn.operators import OPERATORS
 
-ALL, SUBSET, COMMUTATIVE = InputMatchType.ALL, InputMatchType.SUBSET, InputMatchType.COMMUTATIVE
+FIRST, SUBSET = InputMatchType.FIRST, InputMatchType.SUBSET
 
 
 def find(model, nodes, joint=()):
@@ -43,206 +42,6 @@ def traced(function, **modules):
 
     net = Net()
     return fx.GraphModule(net, Leaves().trace(net))
-
-
-# ------------------------------------------------------------------------------------ against brute force
-
-
-def add_kw(input, other):
-    return input + other
-
-
-def triple(a, b, c):
-    return a + b + c
-
-
-fx.wrap("add_kw")
-fx.wrap("triple")
-
-UNARY = [torch.relu, torch.sigmoid]
-BINARY = [operator.add, torch.matmul, add_kw]
-
-
-def random_graph(chance, size):
-    """A graph of few kinds of calls, with shared inputs, equal inputs, keywords in any order, lists and dead ends."""
-    graph = fx.Graph()
-    nodes = [graph.placeholder(f"in{i}") for i in range(chance.randint(1, 2))]
-    pick = lambda: chance.choice(nodes[-5:])  # noqa: E731
-    for _ in range(size):
-        kind = chance.randrange(6)
-        if kind < 2:
-            nodes.append(graph.call_function(chance.choice(UNARY), (pick(),)))
-        elif kind == 2:
-            nodes.append(graph.call_method("relu", (pick(),)))
-        elif kind == 3:
-            nodes.append(graph.call_function(torch.cat, ([pick() for _ in range(chance.randint(1, 3))],)))
-        else:
-            function = chance.choice([*BINARY, triple])
-            slots = {operator.add: ("a", "b"), triple: ("a", "b", "c")}.get(function, ("input", "other"))
-            given = {slot: pick() for slot in slots}
-            if function in (add_kw, triple, torch.matmul) and chance.random() < 0.5:
-                cut = chance.randint(0, len(slots))
-                rest = list(slots[cut:])
-                chance.shuffle(rest)
-                args, kwargs = tuple(given[s] for s in slots[:cut]), {s: given[s] for s in rest}
-            else:
-                args, kwargs = tuple(given.values()), {}
-            node = graph.call_function(function, args, kwargs)
-            node.meta["in order"] = list(given.values())
-            nodes.append(node)
-    graph.output(nodes[-1])
-    return fx.GraphModule(nn.Module(), graph)
-
-
-def parity_differs(a, b, modules):
-    assert isinstance(modules, dict)
-    return len(a.name) % 2 != len(b.name) % 2
-
-
-def random_pattern(chance, size):
-    """A pattern whose nodes are connected somehow: trees, diamonds, several anchors, or only by a joint checker."""
-    nodes, used = [], []
-    for i in range(size):
-        name = f"n{i}"
-        arity = chance.randint(0, 3)
-        inputs = [chance.choice([None, *used]) if used else None for _ in range(arity)]
-        types = [torch.relu, torch.sigmoid, "relu", operator.add, torch.matmul, add_kw, triple, torch.cat]
-        wanted = None if chance.random() < 0.2 else chance.sample(types, chance.randint(1, 5))
-        checker = (lambda node, _: len(node.name) % 3 != 0) if chance.random() < 0.2 else None
-        nodes.append(
-            MatcherNode(
-                name,
-                None if chance.random() < 0.05 else inputs,
-                wanted,
-                checker,
-                chance.choice([ALL, SUBSET, COMMUTATIVE]),
-                outside_users=chance.random() < 0.8,
-            )
-        )
-        used.append(name)
-    joint = []
-    if size > 1 and chance.random() < 0.5:
-        joint.append((tuple(chance.sample(used, 2)), parity_differs))
-    return nodes, joint
-
-
-def pattern_within(chance, model, size):
-    """A pattern cut out of a graph, so that it occurs there at least once, with some of it blurred."""
-    nodes = [chance.choice([n for n in model.graph.nodes if n.op != "output"])]
-    while len(nodes) < size:
-        near = [n for m in nodes for n in (*m.users, *actual_inputs(m)) if n not in nodes and n.op != "output"]
-        if not near:
-            break
-        nodes.append(chance.choice(near))
-    label = {node: f"n{i}" for i, node in enumerate(nodes)}
-    pattern = []
-    for node in nodes:
-        inputs = [label.get(i) if chance.random() < 0.9 else None for i in actual_inputs(node)]
-        kind = chance.choice([ALL, SUBSET, COMMUTATIVE])
-        if kind is not ALL:
-            chance.shuffle(inputs)
-        if kind is SUBSET:
-            inputs = inputs[: chance.randint(0, len(inputs))]
-        wanted = None if node.op == "placeholder" or chance.random() < 0.2 else [node.target, torch.relu]
-        pattern.append(MatcherNode(label[node], inputs, wanted, input_match_type=kind))
-    order = chance.sample(pattern, len(pattern))
-    return order, [(("n0", "n1"), parity_differs)] if len(pattern) > 1 and chance.random() < 0.3 else []
-
-
-def actual_inputs(node):
-    if "in order" in node.meta:
-        return node.meta["in order"]
-    return [a for arg in node.args for a in (arg if isinstance(arg, list | tuple) else [arg]) if isinstance(a, fx.Node)]
-
-
-def brute_force(model, nodes, joint):
-    """Every injective assignment that fulfils the pattern by its definition, with no cleverness at all."""
-    everything = list(model.graph.nodes)
-    pattern = {n.name: n for n in nodes}
-    read = {i for n in nodes for i in n.inputs or ()}
-    found = set()
-    possible = [[g for g in everything if alone_fits(n, g)] for n in nodes]
-    for choice in itertools.product(*possible):
-        if len(set(choice)) < len(choice):
-            continue
-        chosen = dict(zip(pattern, choice, strict=True))
-        if not all(inputs_fit(pattern[name], actual_inputs(node), chosen) for name, node in chosen.items()):
-            continue
-        if not all(f(*(chosen[n] for n in given), dict.fromkeys(given)) for given, f in joint):
-            continue
-        inner = [(pattern[n], g) for n, g in chosen.items() if n in read]
-        if all(p.outside_users or set(g.users) <= set(choice) for p, g in inner):
-            found.add(choice)
-    return found
-
-
-def alone_fits(wanted, node):
-    fits = any(t is None or t is node.target or (t == "relu" and node.target == "relu") for t in wanted.op_type)
-    return fits and (wanted.checker is None or wanted.checker(node, None))
-
-
-def inputs_fit(wanted, actual, chosen):
-    if wanted.inputs is None:
-        return True
-    if wanted.input_match_type is not SUBSET and len(actual) != len(wanted.inputs):
-        return False
-    positions = range(len(actual))
-    orders = [tuple(positions)] if wanted.input_match_type is ALL else itertools.permutations(positions)
-    return any(
-        len(order) >= len(wanted.inputs)
-        and all(i is None or actual[p] is chosen[i] for i, p in zip(wanted.inputs, order, strict=False))
-        for order in orders
-    )
-
-
-@pytest.mark.parametrize("part", range(10))
-def test_it_finds_what_brute_force_finds(part):
-    chance = random.Random(part)
-    graphs = matches = refused = several = 0
-    while graphs < 300:
-        model = random_graph(chance, chance.randint(2, 9))
-        size = chance.randint(1, 4)
-        cut = chance.random() < 0.5
-        nodes, joint = pattern_within(chance, model, size) if cut else random_pattern(chance, size)
-        try:
-            pattern = Pattern(nodes, joint)
-        except ConfigError:
-            refused += 1
-            continue
-        graphs += 1
-        found = [m.key for m in Matcher(pattern).find(GraphIndex(model))]
-        assert len(set(found)) == len(found), "a match was found twice"
-        assert set(found) == brute_force(model, nodes, joint), (model.graph, nodes, joint)
-        matches += len(found) > 0
-        several += len(pattern.anchors) > 1 and len(found) > 0
-    assert matches > 80
-    assert several > 10
-    assert refused > 0
-
-
-def test_the_steps_grow_with_the_model_and_not_faster():
-    def steps(blocks):
-        graph = fx.Graph()
-        x = graph.placeholder("x")
-        for _ in range(blocks):
-            y = graph.call_function(torch.relu, (graph.call_function(operator.add, (x, x)),))
-            x = graph.call_function(operator.add, (graph.call_function(torch.sigmoid, (y,)), y))
-        graph.output(x)
-        diamond = [
-            MatcherNode("in", [None], [torch.relu]),
-            MatcherNode("gate", ["in"], [torch.sigmoid]),
-            MatcherNode("sum", ["in", "gate"], [operator.add], input_match_type=COMMUTATIVE),
-        ]
-        matcher = Matcher(Pattern(diamond))
-        found = list(matcher.find(GraphIndex(fx.GraphModule(nn.Module(), graph))))
-        assert len(found) == blocks
-        return matcher.steps
-
-    few, many = steps(50), steps(500)
-    assert many <= 10 * few + 50
-
-
-# ------------------------------------------------------------------------------------------ by example
 
 
 def test_equal_inputs_count_twice():
@@ -286,6 +85,71 @@ def test_inputs_within_lists_and_slices():
     assert len(find(model, [relu, MatcherNode("c", ["r", None, None], [torch.cat])])) == 1
 
 
+def test_the_first_inputs_alone():
+    model = traced(lambda self, x: F.linear(torch.relu(x), torch.sigmoid(x), torch.tanh(x)))
+    relu, gate = MatcherNode("r", [None], [torch.relu]), MatcherNode("s", [None], [torch.sigmoid])
+    assert len(find(model, [relu, MatcherNode("l", ["r"], [F.linear], input_match_type=FIRST)])) == 1
+    assert len(find(model, [relu, gate, MatcherNode("l", ["r", "s"], [F.linear], input_match_type=FIRST)])) == 1
+    assert find(model, [gate, MatcherNode("l", ["s"], [F.linear], input_match_type=FIRST)]) == []
+    four = [relu, MatcherNode("l", ["r", None, None, None], [F.linear], input_match_type=FIRST)]
+    assert find(model, four) == []
+
+
+# -------------------------------------------------------------------------------------------- through chains
+
+
+def through_chain(self, x):
+    y = torch.relu(x).reshape(-1).unsqueeze(0)
+    return torch.neg(y.t()) + torch.neg(torch.sigmoid(x)) + y.sum()
+
+
+def test_a_node_is_found_through_any_number_of_others():
+    model = traced(through_chain)
+    relu = MatcherNode("a", [None], [torch.relu, torch.sigmoid])
+    for through, found in [
+        ((), ["sigmoid"]),
+        (["reshape", "unsqueeze"], ["sigmoid"]),
+        (["op:reshape", "unsqueeze", "t"], ["relu", "sigmoid"]),
+        (lambda node, _: node.op == "call_method", ["relu", "sigmoid"]),
+    ]:
+        nodes = [relu, MatcherNode("b", ["a"], [torch.neg], through=through)]
+        assert [m["a"] for m in names(find(model, nodes))] == found
+
+
+def test_a_chain_belongs_to_the_match():
+    model = traced(through_chain)
+    (match,) = Matcher(
+        Pattern(
+            [
+                MatcherNode("a", [None], [torch.relu], outside_users=False),
+                MatcherNode("b", ["a"], [torch.neg], through=lambda node, _: node.op == "call_method"),
+            ]
+        )
+    ).find_near(GraphIndex(model))
+    assert match.reasons == ("unsqueeze is also read by sum_1",)  # and not: relu is also read by reshape
+
+
+def test_the_nearest_is_tried_first():
+    model = traced(lambda self, x: torch.neg(torch.relu(torch.relu(torch.relu(x)))))
+    nodes = [MatcherNode("a", None, [torch.relu]), MatcherNode("b", ["a"], [torch.neg], through=[torch.relu])]
+    assert [m["a"] for m in names(find(model, nodes))] == ["relu_2", "relu_1", "relu"]
+
+
+def test_chains_are_followed_forwards_too():
+    def body(self, x):
+        y = torch.relu(x)
+        return torch.neg(y.t().t()) + torch.sigmoid(y)
+
+    nodes = [
+        MatcherNode("a", [None], [torch.relu]),
+        MatcherNode("b", ["a"], [torch.neg], through=["t"]),
+        MatcherNode("c", ["a"], [torch.sigmoid]),
+    ]
+    model = traced(body)
+    for order in ([0, 1, 2], [2, 1, 0], [1, 0, 2]):
+        assert names(find(model, [nodes[i] for i in order]))[0]["b"] == "neg"
+
+
 class Wide(nn.Linear):
     pass
 
@@ -302,6 +166,8 @@ class Wide(nn.Linear):
         ([torch.Tensor.relu], False, ["relu"]),
         (["op:relu"], False, ["relu", "relu_1"]),
         (["op:linear"], False, ["a", "b"]),
+        (OPERATORS.get("relu"), False, ["relu", "relu_1"]),
+        ([o for o in OPERATORS.values() if o.weight], False, ["a", "b"]),
         (["placeholder"], False, ["x"]),
         (["output"], False, ["output"]),
         (["get_attr"], False, ["a_weight"]),
@@ -399,6 +265,9 @@ def node(name="a", inputs=(), op_type=torch.relu, *rest):
         (lambda: node(op_type="op:conv2"), "unknown operator 'op:conv2': did you mean 'op:conv2d'"),
         (lambda: MatcherNode("a", [], None, 3), "checker of 'a' must be a function, not 3"),
         (lambda: MatcherNode("a", [], None, None, "ALL"), "must be one of InputMatchType .* not 'ALL'"),
+        (lambda: MatcherNode("a", [], through=["relu"]), "'a' has a through, so its inputs must name one node, not 0"),
+        (lambda: MatcherNode("a", ["b"], through=[4]), "the through of 'a' must hold module classes, .* not 4"),
+        (lambda: MatcherNode("a", ["b"], through=["relo"]), "the through of 'a' has 'relo', which is not a method"),
         (lambda: Pattern([node(), node()]), "several nodes called 'a'"),
         (
             lambda: Pattern([node("one"), node("b", ["ome"])]),

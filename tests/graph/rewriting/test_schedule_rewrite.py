@@ -1,7 +1,6 @@
-"""The engine of schedules: strategies, what get_new_graph may return, what is removed, and near misses."""
+"""The engine of schedules: what get_new_graph may return, what is removed, what is known of new nodes, near misses."""
 
 import operator
-import random
 
 import pytest
 import torch
@@ -9,183 +8,15 @@ from torch import fx, nn
 
 from bitwright.errors import ConfigError, ScheduleError
 from bitwright.graph import (
-    Matcher,
     MatcherNode,
-    Pattern,
-    ReplacePatternBase,
     ReplaceStrategy,
-    capture_model,
     register_schedule,
     run_stage,
 )
 from bitwright.graph.facts import facts, shape_of
-from bitwright.graph.match import GraphIndex, InputMatchType
+from tests.graph.rewriting.rewriters import PAIR, captured, chain, rewriter, targets
 
 pytestmark = pytest.mark.usefixtures("own_plugins")
-
-
-def captured(function, x=None, **modules):
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            for name, module in modules.items():
-                self.add_module(name, module)
-
-        def forward(self, x):
-            return function(self, x)
-
-    net, x = Net().eval(), torch.randn(2, 3) if x is None else x
-    return capture_model(net, x).model, net, x
-
-
-def targets(model):
-    return [n.target if isinstance(n.target, str) else n.target.__name__ for n in model.graph.nodes][1:-1]
-
-
-def rewriter(ops, action, strategy=None, joint=(), **members):
-    """A schedule class made of its parts."""
-
-    class ReplacePattern(ReplacePatternBase):
-        def make_ops(self):
-            return ops
-
-        def make_joint_checkers(self):
-            return joint
-
-        def make_matching_strategy(self):
-            return strategy or super().make_matching_strategy()
-
-        def get_new_graph(self, nodes_dict, modules_dict, model, transform_idx):
-            return action(self, nodes_dict, modules_dict, model, transform_idx)
-
-    for name, value in members.items():
-        setattr(ReplacePattern, name, value)
-    return ReplacePattern
-
-
-def chain(self, x):
-    for _ in range(5):
-        x = torch.relu(x)
-    return x
-
-
-PAIR = [MatcherNode("a", [None], [torch.relu]), MatcherNode("b", ["a"], [torch.relu])]
-
-
-def merge(self, nodes, modules, model, index):
-    return model.graph.call_function(torch.relu, (nodes["a"].args[0],))
-
-
-@pytest.mark.parametrize(
-    ("strategy", "left", "calls"),
-    [
-        (ReplaceStrategy.APPLY_ONE, 4, 1),
-        (ReplaceStrategy.APPLY_ONCE, 4, 1),
-        (ReplaceStrategy.APPLY_NOINTERSECT, 3, 2),
-        (ReplaceStrategy.APPLY_NOINTERSECT_REPEAT, 1, 4),
-        (ReplaceStrategy.APPLY_INTERSECT, 3, 2),
-        (ReplaceStrategy.APPLY_INTERSECT_REPEAT, 1, 4),
-        (ReplaceStrategy.APPLY_ONE_REPEAT, 1, 4),
-        (ReplaceStrategy.APPLY_REPEAT, 1, 4),
-        (None, 1, 4),
-    ],
-)
-def test_strategies(strategy, left, calls):
-    indices = []
-
-    def action(self, nodes, modules, model, index):
-        indices.append(index)
-        return merge(self, nodes, modules, model, index)
-
-    model, net, x = captured(chain)
-    schedule = rewriter(PAIR, action, strategy)()
-    assert schedule.apply(model) is True
-    assert targets(model) == ["relu"] * left
-    assert indices == list(range(calls))
-    assert torch.equal(model(x), net(x))
-    assert all(shape_of(n) == (2, 3) for n in model.graph.nodes if n.op == "call_function")
-
-
-def test_the_intersecting_strategy_takes_what_the_other_leaves():
-    def fan(self, x):
-        y = torch.relu(x)
-        return torch.sigmoid(y), torch.sigmoid(y)
-
-    ops = [MatcherNode("a", [None], [torch.relu]), MatcherNode("b", ["a"], [torch.sigmoid])]
-
-    def action(self, nodes, modules, model, index):
-        return model.graph.call_function(torch.tanh, (nodes["a"],))
-
-    for strategy, tanhs in [(ReplaceStrategy.APPLY_INTERSECT, 2), (ReplaceStrategy.APPLY_NOINTERSECT, 1)]:
-        model, _, _ = captured(fan)
-        rewriter(ops, action, strategy)().apply(model)
-        assert targets(model).count("tanh") == tanhs
-
-
-def test_one_instance_on_two_models_starts_anew():
-    names = []
-
-    def action(self, nodes, modules, model, index):
-        names.append(index)
-        return merge(self, nodes, modules, model, index)
-
-    schedule = rewriter(PAIR, action, ReplaceStrategy.APPLY_ONE)()
-    for _ in range(2):
-        assert schedule.apply(captured(chain)[0])
-    assert names == [0, 0]
-
-
-@pytest.mark.parametrize("strategy", [s for s in ReplaceStrategy if s.repeats])
-def test_a_rewrite_that_never_settles_is_named(strategy):
-    def action(self, nodes, modules, model, index):
-        return model.graph.call_function(torch.relu, nodes["a"].args)
-
-    register_schedule("treadmill", stage="simplify")(
-        rewriter([MatcherNode("a", [None], [torch.relu])], action, strategy)
-    )
-    model, _, _ = captured(chain)
-    with pytest.raises(ScheduleError, match=r"the schedule 'treadmill' never settles: .* 7 nodes .* last at relu"):
-        run_stage(model, "simplify")
-
-
-@pytest.mark.parametrize("grows", [True, False])
-def test_a_rewrite_at_one_place_of_a_large_graph_is_stopped_soon(grows):
-    def forward(self, x):
-        x = torch.relu(x)
-        for _ in range(300):
-            x = torch.neg(x)
-        return x
-
-    rounds = []
-
-    def action(self, nodes, modules, model, index):
-        rounds.append(index)
-        new = model.graph.call_function(torch.relu, nodes["a"].args)
-        return model.graph.call_function(torch.neg, (new,)) if grows else new
-
-    model, _, _ = captured(forward)
-    with pytest.raises(ScheduleError, match=r"'.*ReplacePattern' never settles: .* a graph of 303 nodes"):
-        rewriter([MatcherNode("a", [None], [torch.relu])], action)().apply(model)
-    assert len(rounds) == (303 + 101 if grows else 51)
-
-
-def test_a_rewrite_may_go_the_length_of_the_graph_step_by_step():
-    def forward(self, x):
-        x = torch.relu(x)
-        for _ in range(150):
-            x = torch.abs(x)
-        return x
-
-    ops = [MatcherNode("a", [None], [torch.relu]), MatcherNode("b", ["a"], [torch.abs])]
-
-    def action(self, nodes, modules, model, index):
-        first = model.graph.call_function(torch.abs, nodes["a"].args)
-        return model.graph.call_function(torch.relu, (first,))
-
-    model, _, x = captured(forward)
-    rewriter(ops, action)().apply(model)
-    assert targets(model) == ["abs"] * 150 + ["relu"]
-    assert torch.equal(model(x), x.abs())
 
 
 @pytest.mark.parametrize("answer", [None, {}, "itself"])
@@ -266,6 +97,61 @@ def test_one_node_for_several_anchors_is_refused():
     schedule = rewriter(ops, lambda s, nodes, *rest: nodes["a"])
     with pytest.raises(ScheduleError, match=r"has several anchors \(a, b\): return the new nodes as a dict by name"):
         schedule().apply(captured(lambda self, x: torch.relu(x) + torch.neg(x))[0])
+
+
+def cut_in_two(self, nodes, modules, model, index):
+    x = nodes["a"].args[0]
+    return [model.graph.call_function(torch.narrow, (x, 1, start, 2)) for start in (0, 2)]
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_call_with_several_results_is_replaced_by_a_tuple_of_nodes(whole):
+    def forward(self, x):
+        parts = x.chunk(2, 1)
+        return torch.relu(parts[0]), (torch.cat(parts) if whole else parts[-1]), torch.sigmoid(parts[0])
+
+    model, net, x = captured(forward, torch.randn(3, 4))
+    assert rewriter([MatcherNode("a", [None], ["chunk"])], cut_in_two)().apply(model)
+    model.graph.lint()
+    assert not {"chunk", "getitem"} & set(targets(model))
+    assert [shape_of(n) for n in model.graph.nodes if n.target is torch.narrow] == [(3, 2)] * 2
+    assert all(torch.equal(got, wanted) for got, wanted in zip(model(x), net(x), strict=True))
+
+
+def test_results_that_nobody_reads_need_no_node():
+    model, net, x = captured(lambda self, x: x.chunk(3, 1)[1], torch.randn(3, 6))
+    action = lambda s, n, m, model, i: (None, model.graph.call_function(torch.narrow, (n["a"].args[0], 1, 2, 2)), None)  # noqa: E731
+    rewriter([MatcherNode("a", [None], ["chunk"])], action)().apply(model)
+    assert targets(model) == ["narrow"]
+    assert torch.equal(model(x), net(x))
+
+
+def test_a_schedule_looks_at_the_model_first_and_does_the_rest_last():
+    log = []
+
+    def begin(self, model):
+        self.count = len(model.graph.nodes)
+        log.append(f"{self.count} nodes")
+
+    def finish(self, model):
+        self.note(f"{len(model.graph.nodes)} nodes of {self.count} are left")
+
+    ops = [MatcherNode("a", [None], [torch.relu], lambda node, _: log.append(node.name) or True)]
+    schedule = rewriter(
+        ops, lambda s, n, m, model, i: n["a"].args[0], ReplaceStrategy.APPLY_NOINTERSECT, begin=begin, finish=finish
+    )
+    register_schedule("all_gone", stage="simplify")(schedule)
+    model, _, _ = captured(lambda self, x: torch.neg(torch.relu(torch.relu(x))))
+    (result,) = [r for r in run_stage(model, "simplify") if r.name == "all_gone"]
+    assert log[0] == "5 nodes"
+    assert result.notes[-1] == "3 nodes of 5 are left"
+
+
+@pytest.mark.parametrize("hook", ["begin", "finish"])
+def test_a_hook_that_fails_is_named(hook):
+    schedule = rewriter([MatcherNode("a", [None], [torch.tanh])], None, **{hook: lambda self, model: 1 / 0})
+    with pytest.raises(ScheduleError, match=f"failed in {hook}: ZeroDivisionError"):
+        schedule().apply(captured(chain)[0])
 
 
 def test_only_what_nobody_would_miss_is_removed():
@@ -388,83 +274,3 @@ def test_a_checker_that_fails_is_named_with_its_place(checker, joint, message):
     register_schedule("wrong", stage="simplify")(rewriter(ops, None, joint=joint))
     with pytest.raises(ScheduleError, match="the schedule 'wrong': the .*" + message):
         run_stage(captured(lambda self, x: torch.relu(torch.relu(x)))[0], "simplify")
-
-
-# ---------------------------------------------------------------------------------- rewrites that keep the meaning
-
-
-def keep(self, nodes, modules, model, index):
-    return nodes["x"]
-
-
-def zero(self, nodes, modules, model, index):
-    return model.graph.call_function(torch.zeros_like, (nodes["x"],))
-
-
-def distribute(self, nodes, modules, model, index):
-    parts = [model.graph.call_function(torch.neg, (n,)) for n in nodes["s"].args]
-    return model.graph.call_function(operator.add, tuple(parts))
-
-
-def distribute_after(self, nodes, modules, model, index):
-    with model.graph.inserting_after(nodes["n"]):  # each new node goes before the one made last
-        return distribute(self, nodes, modules, model, index)
-
-
-ANYTHING = MatcherNode("x", None, None)
-RULES = {
-    "-(-x) = x": ([ANYTHING, MatcherNode("n", ["x"], [torch.neg]), MatcherNode("m", ["n"], [torch.neg])], keep),
-    "|-x| = |x|": (
-        [MatcherNode("n", [None], [torch.neg]), MatcherNode("a", ["n"], [torch.abs])],
-        lambda s, nodes, m, model, i: model.graph.call_function(torch.abs, nodes["n"].args),
-    ),
-    "x + -x = 0": (
-        [
-            ANYTHING,
-            MatcherNode("n", ["x"], [torch.neg]),
-            MatcherNode("s", ["n", "x"], [operator.add], input_match_type=InputMatchType.COMMUTATIVE),
-        ],
-        zero,
-    ),
-    "-(x + y) = -x + -y": (
-        [MatcherNode("s", [None, None], [operator.add]), MatcherNode("n", ["s"], [torch.neg])],
-        distribute,
-    ),
-    "-(y + x) = -y + -x": (
-        [MatcherNode("s", [None, None], [operator.add]), MatcherNode("n", ["s"], [torch.neg])],
-        distribute_after,
-    ),
-}
-
-
-@pytest.mark.parametrize("strategy", list(ReplaceStrategy))
-@pytest.mark.parametrize("rule", RULES)
-def test_a_right_rewrite_keeps_the_meaning_of_any_graph_and_leaves_nothing_to_do(rule, strategy):
-    ops, action = RULES[rule]
-    rewritten = 0
-    for seed in range(40):
-        model = random_arithmetic(random.Random(seed))
-        x = torch.arange(-3.0, 4.0, dtype=torch.float64)
-        expected = model(x)
-        if rewriter(ops, action, strategy)().apply(model):
-            rewritten += 1
-        model.graph.lint()
-        assert torch.equal(model(x), expected)
-        left = list(Matcher(Pattern(ops)).find(GraphIndex(model)))
-        assert not (strategy.repeats and left)
-        assert all(n.users or n.op in ("placeholder", "output") for n in model.graph.nodes)
-    assert rewritten > 5
-
-
-def random_arithmetic(chance):
-    """Sums, negations and absolute values of an input, all of which its output needs."""
-    graph = fx.Graph()
-    nodes = [graph.placeholder("x")]
-    for _ in range(chance.randint(4, 14)):
-        function = chance.choice([torch.neg, torch.neg, torch.abs, operator.add])
-        nodes.append(graph.call_function(function, tuple(chance.choices(nodes[-4:], k=1 + (function is operator.add)))))
-    total = nodes[-1]
-    for node in nodes[:-1]:
-        total = total if node.users else graph.call_function(operator.add, (total, node))
-    graph.output(total)
-    return fx.GraphModule(nn.Module(), graph)
