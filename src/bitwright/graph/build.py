@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import fx, nn
 
+from bitwright.graph.effects import has_effect
 from bitwright.graph.evaluate import ZerosEvaluator
 from bitwright.graph.facts import facts, has_facts, set_facts, set_value
 from bitwright.graph.model import CapturedModel
@@ -65,12 +66,18 @@ def describe_new(model: fx.GraphModule, nodes: Iterable[fx.Node], scope: str, re
     evaluate = ZerosEvaluator(model)
     for node in nodes:
         if not has_facts(node):
-            try:
-                value = evaluate.values[node] = evaluate.compute(node)
-            except Exception:  # whatever an operator dislikes about zeros: then nothing is known
-                value = _UNKNOWN
-            set_value(node, value, scope=scope)
+            set_value(node, _value_if_known(evaluate, node), scope=scope)
         set_facts(node, replaces=replaces)
+
+
+def _value_if_known(evaluate: ZerosEvaluator, node: fx.Node) -> Any:
+    if has_effect(node, evaluate.model):
+        return _UNKNOWN
+    try:
+        value = evaluate.values[node] = evaluate.compute(node)
+    except Exception:  # whatever an operator dislikes about zeros: then nothing is known
+        return _UNKNOWN
+    return value
 
 
 def module_of(node: object, model: nn.Module) -> nn.Module | None:

@@ -1,5 +1,6 @@
 """What a node does besides giving a value: whether it writes into its input, and whether it can be left out."""
 
+import functools
 import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -47,9 +48,14 @@ def inplace_argument(node: fx.Node) -> str | int | None:
         return "inplace"
     if getattr(node.target, "__module__", None) != "torch.nn.functional" or not callable(node.target):
         return None
-    names = list(inspect.signature(node.target).parameters)
-    position = names.index("inplace") if "inplace" in names else len(node.args)
-    return position if position < len(node.args) and node.args[position] is True else None
+    position = _inplace_position(node.target)
+    return position if position is not None and node.args[position : position + 1] == (True,) else None
+
+
+@functools.cache
+def _inplace_position(function: Callable[..., Any]) -> int | None:
+    names = list(inspect.signature(function).parameters)
+    return names.index("inplace") if "inplace" in names else None
 
 
 def ends_in_one_underscore(name: str) -> bool:

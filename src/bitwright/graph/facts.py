@@ -67,7 +67,8 @@ def has_facts(node: fx.Node) -> bool:
 
 def set_facts(node: fx.Node, **changes: object) -> None:
     """Change some of the facts of one node; nodes that it was copied from or to keep theirs."""
-    node.meta[_KEY] = replace(facts(node), **changes)  # pyrefly: ignore
+    known = node.meta.get(_KEY)
+    node.meta[_KEY] = Facts(**changes) if known is None else replace(known, **changes)  # pyrefly: ignore
 
 
 def set_value(node: fx.Node, value: object, **more: object) -> None:

@@ -6,6 +6,8 @@ from bitwright.graph.build import has_hooks, module_of
 from bitwright.graph.capture.tracer import store
 from bitwright.graph.effects import is_pure, writes
 from bitwright.graph.facts import facts
+from bitwright.graph.names import attribute_of
+from bitwright.graph.walks import back_through
 
 _RANDOM = ("rand", "normal", "bernoulli", "multinomial", "dropout", "gumbel", "poisson", "rrelu", "seed", "assert")
 _WITH_STATE = (
@@ -30,16 +32,17 @@ def only_computes(node: fx.Node, model: nn.Module) -> bool:
 
 
 def written_attributes(model: fx.GraphModule) -> set[str]:
-    """The attributes that a graph writes into, itself or through a view, or that belong to a module it calls."""
-    found: set[str] = set()
-    seen: set[fx.Node] = set()
-    for node in model.graph.nodes:
-        if node.op == "call_module":
-            buffers = model.get_submodule(str(node.target)).named_buffers()
-            found.update(f"{node.target}.{name}" for name, _ in buffers)
-        if facts(node).written or node.target is store or writes(node, model):
-            before = node
-            while isinstance(before, fx.Node) and before not in seen:
-                seen.add(before)
-                before = before.args[0] if before.args else None
-    return found | {str(n.target) for n in seen if n.op == "get_attr"}
+    """The attributes that a graph reads and writes into, itself or by calling the module that has them."""
+    nodes = model.graph.nodes
+    writers = [n for n in nodes if facts(n).written or n.target is store or writes(n, model)]
+    reached = {node for writer in writers for node in back_through(writer, lambda _: True)}
+    called = {str(n.target) for n in nodes if n.op == "call_module"}
+    reads = {str(n.target): n for n in nodes if n.op == "get_attr"}
+    return {target for target, node in reads.items() if node in reached or _is_buffer_of(target, called, model)}
+
+
+def _is_buffer_of(target: str, called: set[str], model: nn.Module) -> bool:
+    """Whether a buffer belongs to one of the modules that are called, which may write into it."""
+    parts = target.split(".")
+    within = any(".".join(parts[:i]) in called for i in range(1, len(parts)))
+    return within and not isinstance(attribute_of(model, target), nn.Parameter)

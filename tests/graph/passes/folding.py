@@ -1,14 +1,11 @@
 """What the tests of folding share: nets with lively norms, and the check that folding changes no value."""
 
-from dataclasses import replace
-
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 import bitwright as bw
 from bitwright.backends import BACKENDS
-from bitwright.spec import QuantSpec
 from tests.graph.passes.nets import Net, notes_of
 
 
@@ -43,18 +40,11 @@ def check(net, *examples, name, layer="a", folds=True, steady=True):
     return notes, model
 
 
-def _wide():
-    return replace(
-        BACKENDS.get("openvino"),
-        name="wide",
-        weight=QuantSpec.parse("int16 symmetric narrow channel:0"),
-        activation=QuantSpec.parse("int16 affine tensor"),
-        weight_formats=frozenset(),
-        activation_formats=frozenset(),
-    )
-
-
-WIDE = _wide()
+WIDE = BACKENDS.get("openvino").with_(
+    name="wide",
+    weights={"spec": "int16 symmetric narrow channel:0", "formats": ()},
+    activations={"spec": "int16 affine tensor", "formats": ()},
+)
 
 
 def image(batch=2, channels=3, size=6):

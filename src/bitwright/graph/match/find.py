@@ -5,16 +5,15 @@ follows the pattern's edges, so it looks only at a neighbourhood of each candida
 finds every match, in a time that grows with the number of candidates.
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from torch import fx
+from torch import fx, nn
 
 from bitwright.errors import ScheduleError
 from bitwright.graph.capture.guards import is_guard
-from bitwright.graph.match.index import GraphIndex
+from bitwright.graph.match.index import GraphIndex, instance_of
 from bitwright.graph.match.node import MatcherNode
 from bitwright.graph.match.pattern import JointChecker, Pattern
 from bitwright.graph.names import node_name
@@ -29,16 +28,32 @@ class Match:
         nodes: the graph's nodes by the names of the pattern's.
         modules: likewise the modules, functions and parameters.
         reasons: what checkers said against it; a match has none, a near miss has some.
+        between: the nodes that others are read through.
     """
 
     nodes: dict[str, fx.Node]
     modules: dict[str, Any]
     reasons: tuple[str, ...] = ()
+    between: tuple[fx.Node, ...] = ()
+    _state: list[Any] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_state", self._look())
 
     @property
     def key(self) -> tuple[fx.Node, ...]:
         """The nodes in the pattern's order, by which two matches of one pattern are told apart."""
         return tuple(self.nodes.values())
+
+    def is_untouched(self, model: nn.Module) -> bool:
+        """Whether its nodes call and read the same, and are read by the same, as when it was found."""
+        if not all(map(is_in_graph, (*self.key, *self.between))) or self._look() != self._state:
+            return False
+        return all(instance_of(node, model) is self.modules[name] for name, node in self.nodes.items())
+
+    def _look(self) -> list[Any]:
+        nodes = (*self.nodes.values(), *self.between)
+        return [(node.op, node.target, node.args, node.kwargs, list(node.users)) for node in nodes]
 
 
 class Matcher:
@@ -47,6 +62,7 @@ class Matcher:
     def __init__(self, pattern: Pattern) -> None:
         self.pattern = pattern
         self.steps = 0
+        self._orders: dict[str, list[str]] = {}
 
     def find(self, index: GraphIndex) -> Iterator[Match]:
         """Every match, in the order of the graph."""
@@ -54,39 +70,24 @@ class Matcher:
 
     def find_near(self, index: GraphIndex) -> Iterator[Match]:
         """Every match, and everything that would be one but for the reasons that checkers gave."""
-        candidates = {node.name: index.candidates(node) for node in self.pattern.nodes}
-        if all(candidates.values()):
-            yield from _Search(self, index, candidates).run()
+        counts = {node.name: index.count(node) for node in self.pattern.nodes}
+        if all(counts.values()):
+            start = min(self.pattern.anchors, key=counts.__getitem__)
+            yield from _Search(self, index, self._order(start)).run()
 
     def holds(self, match: Match, index: GraphIndex) -> bool:
         """Whether a match still is one, on a graph that may have changed since."""
         if not all(map(is_in_graph, match.key)):
             return False
         index.refresh(match.key)
-        search = _Search(self, index, {name: [node] for name, node in match.nodes.items()})
-        return any(not again.reasons for again in search.run(fixed=True))
+        search = _Search(self, index, self._order(self.pattern.anchors[0]), match.nodes)
+        return any(not again.reasons for again in search.run())
 
-
-class _Search:
-    def __init__(self, matcher: Matcher, index: GraphIndex, candidates: dict[str, list[fx.Node]]) -> None:
-        self.matcher = matcher
-        self.pattern = matcher.pattern
-        self.index = index
-        self.candidates = candidates
-        self.verdicts: dict[tuple[str, fx.Node], Any] = {}
-        self.fixed = False
-        self.order = self._plan()
-        self.joint = self._joint_by_step()
-
-    def run(self, *, fixed: bool = False) -> Iterator[Match]:
-        """All assignments; ``fixed`` tries the candidates given and no others, whatever the graph connects."""
-        self.fixed = fixed
-        return self._extend({}, ())
-
-    def _plan(self) -> list[str]:
-        """Begin at the rarest anchor; then take what goes into nodes taken, or else what reads them."""
-        nodes, anchors = self.pattern.by_name, self.pattern.anchors
-        order = [min(anchors, key=lambda name: len(self.candidates[name]))]
+    def _order(self, start: str) -> list[str]:
+        """Begin at an anchor; then take what goes into nodes taken, or else what reads them."""
+        if start in self._orders:
+            return self._orders[start]
+        nodes, anchors, order = self.pattern.by_name, self.pattern.anchors, [start]
 
         def rank(name: str) -> int:
             if any(name in nodes[taken].named for taken in order):
@@ -95,7 +96,27 @@ class _Search:
 
         while rest := [name for name in nodes if name not in order]:
             order.append(min(rest, key=rank))
+        self._orders[start] = order
         return order
+
+
+class _Search:
+    """One search: ``only`` are the nodes to be tried, instead of all that the graph connects."""
+
+    def __init__(
+        self, matcher: Matcher, index: GraphIndex, order: list[str], only: dict[str, fx.Node] | None = None
+    ) -> None:
+        self.matcher = matcher
+        self.pattern = matcher.pattern
+        self.index = index
+        self.order = order
+        self.only = only
+        self.verdicts: dict[tuple[str, fx.Node], Any] = {}
+        self.joint = self._joint_by_step()
+
+    def run(self) -> Iterator[Match]:
+        """All assignments."""
+        return self._extend({}, ())
 
     def _joint_by_step(self) -> list[list[Any]]:
         steps: list[list[Any]] = [[] for _ in self.order]
@@ -112,10 +133,10 @@ class _Search:
             self.matcher.steps += 1
             if not self._fits(name, node, chosen):
                 continue
-            said = self._said_of({**chosen, name: node}, name)
+            more = {**chosen, name: node}
+            said = self._said_of(more, name)
             if False not in said:
-                more = tuple(s for s in said if isinstance(s, str))
-                yield from self._extend({**chosen, name: node}, reasons + more)
+                yield from self._extend(more, reasons + tuple(s for s in said if s is not True))
 
     def _said_of(self, chosen: dict[str, fx.Node], name: str) -> list[Any]:
         """What the checkers that can be asked, now that ``name`` is chosen, say: True, False or a text."""
@@ -127,8 +148,8 @@ class _Search:
         return said
 
     def _reachable(self, name: str, chosen: dict[str, fx.Node]) -> Iterable[fx.Node]:
-        if self.fixed:
-            return self.candidates[name]
+        if self.only is not None:
+            return (self.only[name],)
         for reader, node in chosen.items():
             if name in self.pattern.by_name[reader].named:
                 return dict.fromkeys(self._inputs_called(name, self.pattern.by_name[reader], node))
@@ -136,17 +157,19 @@ class _Search:
         read = [node for n, node in chosen.items() if n in wanted.named]
         if read:
             return min((self._readers(wanted, node) for node in read), key=len)
-        return self.candidates[name]
+        return self.index.candidates(wanted)
 
-    def _inputs_called(self, name: str, reader: MatcherNode, node: fx.Node) -> Iterator[fx.Node]:
+    def _inputs_called(self, name: str, reader: MatcherNode, node: fx.Node) -> list[fx.Node]:
         """What may be the input ``name`` of a node: what it reads in that place, and what that passes on."""
-        return (found for way in self._ways(name, reader, node) for found in way)
+        return [found for way in self._ways(name, reader, node) for found in way]
 
-    def _ways(self, name: str, reader: MatcherNode, node: fx.Node) -> Iterator[list[fx.Node]]:
-        actual = self.index.inputs(node)
-        ordered = reader.input_match_type.ordered
-        for start in [actual[(reader.inputs or ()).index(name)]] if ordered else actual:
-            yield list(back_through(start, lambda n: self._passes(reader, n)))
+    def _ways(self, name: str, reader: MatcherNode, node: fx.Node) -> list[list[fx.Node]]:
+        actual: Sequence[fx.Node] = self.index.inputs(node)
+        if reader.input_match_type.ordered:
+            actual = [actual[(reader.inputs or ()).index(name)]]
+        if reader.through == ():
+            return [[start] for start in actual]
+        return [list(back_through(start, lambda n: self._passes(reader, n))) for start in actual]
 
     def _readers(self, wanted: MatcherNode, node: fx.Node) -> list[fx.Node]:
         """The nodes that read a node, directly or through what ``wanted`` lets through."""
@@ -158,30 +181,35 @@ class _Search:
     def _passes(self, reader: MatcherNode, node: fx.Node) -> bool:
         if reader.through == ():
             return False
-        with _told(f"the through of {reader.name!r}, at {node_name(node)}"):
+        try:
             return reader.lets_through(node, self.index.kind(node), self.index.instance(node))
+        except Exception as error:
+            raise _told(error, f"the through of {reader.name!r}", node) from error
 
     def _fits(self, name: str, node: fx.Node, chosen: dict[str, fx.Node]) -> bool:
         """Whether a node is of the kind wanted, is not taken, and stands with those chosen as the pattern says."""
         wanted = self.pattern.by_name[name]
-        if node in chosen.values() or not wanted.may_be(self.index.kind(node)):
-            return False
-        if not _arity_fits(wanted, len(self.index.inputs(node))):
+        if not wanted.may_be(self.index.kind(node)) or node in chosen.values() or not self._arity_fits(wanted, node):
             return False
         for other, taken in chosen.items():
-            if not self._edge_fits(wanted, node, other, taken):
+            reader = self.pattern.by_name[other]
+            if other in wanted.named and not self._edge_fits(wanted, node, other, taken):
                 return False
-            if not self._edge_fits(self.pattern.by_name[other], taken, name, node):
+            if name in reader.named and not self._edge_fits(reader, taken, name, node):
                 return False
         return True
 
+    def _arity_fits(self, wanted: MatcherNode, node: fx.Node) -> bool:
+        if wanted.inputs is None:
+            return True
+        actual = len(self.index.inputs(node))
+        return actual == len(wanted.inputs) if wanted.input_match_type.exact else actual >= len(wanted.inputs)
+
     def _edge_fits(self, reader: MatcherNode, node: fx.Node, name: str, given: fx.Node) -> bool:
         """Whether ``given``, ``name`` in the pattern, is among a node's inputs as often and where it should be."""
-        inputs, actual = reader.inputs or (), self.index.inputs(node)
-        if name not in inputs:
-            return True
         if reader.through != ():
             return given in self._inputs_called(name, reader, node)
+        inputs, actual = reader.inputs or (), self.index.inputs(node)
         if reader.input_match_type.ordered:
             return all(a is given for i, a in zip(inputs, actual, strict=False) if i == name)
         return actual.count(given) >= inputs.count(name)
@@ -191,30 +219,37 @@ class _Search:
         if checker is None:
             return True
         if (name, node) not in self.verdicts:
-            with _told(f"the checker of {name!r}, at {node_name(node)}"):
+            try:
                 self.verdicts[name, node] = _verdict(checker(node, self.index.instance(node)))
+            except Exception as error:
+                raise _told(error, f"the checker of {name!r}", node) from error
         return self.verdicts[name, node]
 
     def _ask_joint(self, checker: JointChecker, chosen: dict[str, fx.Node], modules: dict[str, Any]) -> Any:
-        where = ", ".join(node_name(chosen[name]) for name in checker.names)
-        with _told(f"the joint checker of {', '.join(map(repr, checker.names))}, at {where}"):
+        try:
             return checker.check(chosen, modules)
+        except Exception as error:
+            what = f"the joint checker of {', '.join(map(repr, checker.names))}"
+            raise _told(error, what, *(chosen[name] for name in checker.names)) from error
 
     def _complete(self, chosen: dict[str, fx.Node], reasons: tuple[str, ...]) -> Match:
         nodes = {name: chosen[name] for name in self.pattern.by_name}
-        closed = [n for n in self.pattern.nodes if not n.outside_users and n.name not in self.pattern.anchors]
-        if closed:
-            parts = {name: [node, *self._chain_after(name, nodes)] for name, node in nodes.items()}
-            inside = set().union(*parts.values())
-            told = (_readers_outside(node, inside) for wanted in closed for node in parts[wanted.name])
+        chains = self._chains(nodes)
+        inside = {*nodes.values(), *(node for chain in chains.values() for node in chain)}
+        for name in self.pattern.closed:
+            told = (_readers_outside(node, inside) for node in (nodes[name], *chains.get(name, ())))
             reasons += tuple(filter(None, told))
-        return Match(nodes, {name: self.index.instance(node) for name, node in nodes.items()}, reasons)
+        modules = {name: self.index.instance(node) for name, node in nodes.items()}
+        return Match(nodes, modules, reasons, tuple(node for chain in chains.values() for node in chain))
 
-    def _chain_after(self, name: str, nodes: dict[str, fx.Node]) -> list[fx.Node]:
-        """What stands between a node and the one that reads it through others."""
-        readers = [r for r in self.pattern.nodes if r.through != () and name in r.named]
-        ways = [way for reader in readers for way in self._ways(name, reader, nodes[reader.name])]
-        return next((way[: way.index(nodes[name])] for way in ways if nodes[name] in way), [])
+    def _chains(self, nodes: dict[str, fx.Node]) -> dict[str, list[fx.Node]]:
+        """What stands between nodes and those that read them through others, by the name of the node read."""
+        chains: dict[str, list[fx.Node]] = {}
+        for reader in self.pattern.readers_through:
+            (name,) = reader.named
+            way = next(w for w in self._ways(name, reader, nodes[reader.name]) if nodes[name] in w)
+            chains.setdefault(name, []).extend(way[: way.index(nodes[name])])
+        return chains
 
 
 def _readers_outside(node: fx.Node, inside: set[fx.Node]) -> str | None:
@@ -222,13 +257,10 @@ def _readers_outside(node: fx.Node, inside: set[fx.Node]) -> str | None:
     return f"{node_name(node)} is also read by {', '.join(strangers)}" if strangers else None
 
 
-@contextmanager
-def _told(where: str) -> Iterator[None]:
-    """Name the place where what the pattern's author wrote fails."""
-    try:
-        yield
-    except Exception as error:
-        raise ScheduleError(f"{where}, failed: {type(error).__name__}: {error}") from error
+def _told(error: Exception, what: str, *nodes: fx.Node) -> ScheduleError:
+    """An error that names the place where what the pattern's author wrote fails."""
+    where = ", ".join(map(node_name, nodes))
+    return ScheduleError(f"{what}, at {where}, failed: {type(error).__name__}: {error}")
 
 
 def is_in_graph(node: fx.Node) -> bool:
@@ -239,9 +271,3 @@ def is_in_graph(node: fx.Node) -> bool:
 def _verdict(answer: Any) -> Any:
     """A checker's answer as True, False, or the text that says why not."""
     return answer if isinstance(answer, str) and answer else bool(answer)
-
-
-def _arity_fits(wanted: MatcherNode, actual: int) -> bool:
-    if wanted.inputs is None:
-        return True
-    return actual == len(wanted.inputs) if wanted.input_match_type.exact else actual >= len(wanted.inputs)

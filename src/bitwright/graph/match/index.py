@@ -15,51 +15,69 @@ from bitwright.nn.registry import QMODULES
 
 
 class GraphIndex:
-    """What every node of a model's graph calls, and what goes into it; valid until the graph is changed."""
+    """What every node of a model's graph calls, and what goes into it; ``update`` it after the graph was changed."""
 
     def __init__(self, model: fx.GraphModule) -> None:
         self.model = model
-        self.position = {node: i for i, node in enumerate(model.graph.nodes)}
+        self.position: dict[fx.Node, int] = {}
         self._stands_for = _sources()
-        self._instances: dict[fx.Node, Any] = {}
-        self._inputs: dict[fx.Node, tuple[fx.Node, ...]] = {}
-        self._kinds: dict[fx.Node, Kind] = {}
-        self._by_kind: defaultdict[Kind, list[fx.Node]] = defaultdict(list)
-        self.refresh(self.position)
-        for node, kind in self._kinds.items():
-            self._by_kind[kind].append(node)
+        self._kinds_made: dict[tuple[Any, ...], Kind] = {}
+        self._entries: dict[fx.Node, tuple[Kind, Any]] = {}
+        self._inputs: dict[fx.Node, tuple[Any, Any, tuple[fx.Node, ...]]] = {}
+        self._by_kind: dict[Kind, list[fx.Node]] = {}
+        self.update()
+
+    def update(self) -> None:
+        """Look at the whole graph again."""
+        self.position = {node: i for i, node in enumerate(self.model.graph.nodes)}
+        before, self._entries, self._by_kind = self._entries, {}, {}
+        for node in self.position:
+            kind = self._look_at(node, before.get(node))[0]
+            self._by_kind.setdefault(kind, []).append(node)
 
     def refresh(self, nodes: Iterable[fx.Node]) -> None:
-        """Look at some nodes again, after a change of the graph; it changes nothing in what ``candidates`` returns."""
+        """Look at some nodes again; it changes nothing in what ``candidates`` returns."""
         for node in nodes:
-            self._inputs.pop(node, None)
-            instance = self._instances[node] = instance_of(node, self.model)
-            self._kinds[node] = _kind_of(node, instance, self._stands_for)
+            self._look_at(node)
 
     def knows(self, node: fx.Node) -> bool:
-        """Whether a node was there when the index was made, or has been shown to it since."""
-        return node in self._kinds
+        """Whether a node was there when the index was updated last, or has been shown to it since."""
+        return node in self._entries
 
     def kind(self, node: fx.Node) -> Kind:
         """What a node calls."""
-        if node not in self._kinds:
-            self.refresh([node])
-        return self._kinds[node]
+        return (self._entries.get(node) or self._look_at(node))[0]
 
     def instance(self, node: fx.Node) -> Any:
         """The module or function that a node calls, or the parameter it reads."""
-        return self._instances[node]
+        return (self._entries.get(node) or self._look_at(node))[1]
 
     def inputs(self, node: fx.Node) -> tuple[fx.Node, ...]:
         """What goes into a node, in order and with repetitions."""
-        if node not in self._inputs:
-            self._inputs[node] = inputs_of(node, self._instances[node])
-        return self._inputs[node]
+        known = self._inputs.get(node)
+        if known is None or known[0] is not node.args or known[1] is not node.kwargs:
+            known = self._inputs[node] = (node.args, node.kwargs, inputs_of(node, self.instance(node)))
+        return known[2]
+
+    def count(self, wanted: MatcherNode) -> int:
+        """How many nodes call what ``wanted`` may be."""
+        return sum(len(nodes) for kind, nodes in self._by_kind.items() if wanted.may_be(kind))
 
     def candidates(self, wanted: MatcherNode) -> list[fx.Node]:
         """The nodes that call what ``wanted`` may be, in the graph's order."""
         found = [node for kind, nodes in self._by_kind.items() if wanted.may_be(kind) for node in nodes]
         return sorted(found, key=self.position.__getitem__)
+
+    def _look_at(self, node: fx.Node, before: tuple[Kind, Any] | None = None) -> tuple[Kind, Any]:
+        instance = instance_of(node, self.model)
+        if before is not None and before[1] is instance and before[0].thing in (type(instance), node.target):
+            self._entries[node] = before
+            return before
+        what = _what_is_called(node, instance)
+        if what not in self._kinds_made:
+            self._kinds_made[what] = Kind(*what, self._stands_for.get(what[1], ()))
+        entry = self._entries[node] = (self._kinds_made[what], instance)
+        return entry
 
 
 def instance_of(node: fx.Node, model: nn.Module) -> Any:
@@ -73,16 +91,17 @@ def instance_of(node: fx.Node, model: nn.Module) -> Any:
     return node.target if node.op == "call_function" else None
 
 
-def _kind_of(node: fx.Node, instance: Any, stands_for: dict[type, tuple[type, ...]]) -> Kind:
+def _what_is_called(node: fx.Node, instance: Any) -> tuple[str, Any, str]:
+    """A node's op, the thing that it calls, and the name of the operator."""
     if node.op == "call_module":
-        operator, cls = operator_of_module(instance), type(instance)
-        return Kind(node.op, cls, operator.name if operator else "", stands_for.get(cls, ()))
+        operator = operator_of_module(instance)
+        return node.op, type(instance), operator.name if operator else ""
     if node.op == "get_attr":
-        return Kind(node.op, type(instance))
+        return node.op, type(instance), ""
     if node.op in ("call_function", "call_method"):
         operator = operator_of(node, {})
-        return Kind(node.op, node.target, operator.name if operator else "")
-    return Kind(node.op)
+        return node.op, node.target, operator.name if operator else ""
+    return node.op, None, ""
 
 
 def _sources() -> dict[type, tuple[type, ...]]:

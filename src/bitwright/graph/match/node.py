@@ -69,7 +69,8 @@ class MatcherNode:
     subclasses: bool = False
     outside_users: bool = True
     through: Any = ()
-    _known: "dict[tuple[str, Kind], bool]" = field(default_factory=dict, init=False, repr=False)
+    _may_be: "dict[Kind, bool]" = field(default_factory=dict, init=False, repr=False)
+    _passes: "dict[Kind, bool]" = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
@@ -93,21 +94,24 @@ class MatcherNode:
 
     def may_be(self, kind: "Kind") -> bool:
         """Whether the node may call what ``kind`` says."""
-        return self._answers("op_type", kind)
+        if kind not in self._may_be:
+            self._may_be[kind] = any(_answers(kind, each, self.subclasses) for each in self.op_type)
+        return self._may_be[kind]
 
     def lets_through(self, node: fx.Node, kind: "Kind", instance: Any) -> bool:
         """Whether a node of the graph may stand between this one and its input."""
-        return bool(self.through(node, instance)) if callable(self.through) else self._answers("through", kind)
+        if callable(self.through):
+            return bool(self.through(node, instance))
+        if kind not in self._passes:
+            self._passes[kind] = any(_answers(kind, each, self.subclasses) for each in self.through)
+        return self._passes[kind]
 
-    def _answers(self, types: str, kind: "Kind") -> bool:
-        if (types, kind) not in self._known:
-            self._known[types, kind] = any(_answers(kind, each, self.subclasses) for each in getattr(self, types))
-        return self._known[types, kind]
 
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Kind:
     """What a node of a graph calls: two nodes of one kind are equal to every pattern, but for their instances.
+
+    A graph's index has one object for each kind.
 
     Attributes:
         op: the node's ``op``, as torch.fx has it.

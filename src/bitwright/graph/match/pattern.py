@@ -56,12 +56,16 @@ class Pattern:
         nodes: the nodes, in any order; their inputs make them an acyclic graph in one piece.
         joint_checkers: conditions on several nodes, as ``(names, function)``.
         anchors: the names of the nodes that no other node of the pattern reads.
+        closed: the names of those that must not be read from outside.
+        readers_through: the nodes that read another one through a chain.
     """
 
     nodes: Sequence[MatcherNode]
     joint_checkers: Sequence[Any] = ()
     anchors: tuple[str, ...] = field(init=False)
     by_name: dict[str, MatcherNode] = field(init=False)
+    closed: tuple[str, ...] = field(init=False)
+    readers_through: tuple[MatcherNode, ...] = field(init=False)
 
     def __post_init__(self) -> None:
         self.nodes = _checked_nodes(self.nodes)
@@ -69,6 +73,8 @@ class Pattern:
         self.by_name = {node.name: node for node in self.nodes}
         read = set().union(*(node.named for node in self.nodes))
         self.anchors = tuple(name for name in self.by_name if name not in read)
+        self.closed = tuple(node.name for node in self.nodes if node.name in read and not node.outside_users)
+        self.readers_through = tuple(node for node in self.nodes if node.through != ())
         self._check_names()
         self._check_acyclic()
         self._check_connected()

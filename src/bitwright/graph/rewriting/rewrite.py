@@ -72,7 +72,7 @@ class _Rewriter:
             last = self._sweep([m for m in found if not m.reasons], index)
             if last is None or not self.strategy.repeats:
                 break
-            index = GraphIndex(self.model)
+            index.update()
             if not watch.may_go_on(index, self.result.applied):
                 raise ScheduleError(
                     f"the schedule {self.name!r} never settles: it has rewritten a graph of {watch.size} nodes "
@@ -90,9 +90,10 @@ class _Rewriter:
         touched: set[fx.Node] = set()
         last: Match | None = None
         for match in matches:
-            if match.key in self.done or (not self.strategy.intersects and touched & set(match.key)):
+            shares = not touched.isdisjoint(match.key)
+            if match.key in self.done or (shares and not self.strategy.intersects):
                 continue
-            if last and not self._guard("matching", lambda match=match: self.matcher.holds(match, index)):
+            if last and (shares or not match.is_untouched(self.model)) and not self._holds(match, index):
                 continue
             touched.update(match.key)
             self._apply(match, index)
@@ -100,6 +101,9 @@ class _Rewriter:
             if self.strategy is ReplaceStrategy.APPLY_ONE:
                 break
         return last
+
+    def _holds(self, match: Match, index: GraphIndex) -> bool:
+        return self._guard("matching", lambda: self.matcher.holds(match, index))
 
     def _tell_near_misses(self, found: list[Match]) -> None:
         """Note one near miss for each set of anchors that are still there and have no match."""

@@ -4,7 +4,8 @@ from collections import Counter
 
 from bitwright.graph.match.index import GraphIndex
 
-_SAME = 50  # times that a graph of one structure may come up: what a rewrite changes may be in its weights
+_FEW = 2  # rounds that nobody has to watch
+_SAME = 48  # times that a graph of one structure may come up after them: what a rewrite changes may be in its weights
 _SPARE = 100
 
 
@@ -21,6 +22,8 @@ class Settling:
         """Whether one more round can be granted; ``rewritten`` counts the matches so far."""
         self._rounds += 1
         self._first = self._first or rewritten  # those of the graph as it was, however many
+        if self._rounds <= _FEW:
+            return True
         shape = _structure(index)
         self._seen[shape] += 1
         in_bounds = self._rounds <= self.size + _SPARE and rewritten <= self._first + 20 * (self.size + _SPARE)

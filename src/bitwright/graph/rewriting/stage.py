@@ -3,6 +3,8 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
+
 from bitwright.errors import ConfigError, ScheduleError
 from bitwright.graph.match.index import GraphIndex
 from bitwright.graph.model import CapturedModel
@@ -31,20 +33,27 @@ def run_stage(
         check: computes the model's outputs by its graph as it then is (see ``differences.runner``). If given, they are
             compared before and after each schedule, and one that changes them is an error.
     """
-    chosen = read_switches(switches or {})
+    with torch.random.fork_rng(devices=[]):  # what schedules compute to find shapes may draw random numbers
+        return _run(model, stage, read_switches(switches or {}), check)
+
+
+def _run(
+    model: CapturedModel, stage: Stage, chosen: dict[str, dict[str, Any] | None], check: Callable[[], Any] | None
+) -> list[PassResult]:
     results: list[PassResult] = []
-    index: GraphIndex | None = None
+    index = GraphIndex(model)
+    is_stale = False
     expected = check() if check is not None else None
     for schedule in order_schedules(stage):
         settings = chosen.get(schedule.name, {} if schedule.default else None)
         if settings is None:
             continue
-        is_pattern = isinstance(schedule.source, type)
-        index = index or GraphIndex(model) if is_pattern else None
+        if is_stale and isinstance(schedule.source, type):
+            index.update()
+            is_stale = False
         result = schedule.run(model, settings, index)
         results.append(result)
-        if result.applied:
-            index = None
+        is_stale |= bool(result.applied) or not isinstance(schedule.source, type)
         if check is not None:
             outputs = check()
             _compare(schedule, expected, outputs, results)

@@ -68,7 +68,7 @@ class Arithmetic:
         value = Expression(model, self.constant) if isinstance(self.constant, fx.Node) else self.constant
         return ArithmeticFold(self.function, value, self.first, axis)
 
-    def why_not(self, axis: int, written: set[str]) -> str | None:
+    def why_not(self, axis: int, written: Callable[[], set[str]]) -> str | None:
         """Why the constant is not one number, or one for each channel on ``axis``, that stays as it is until used."""
         if facts(self.node).written or facts(self.tensor).written:
             return "it shares memory with a tensor that is written to in place"
@@ -77,7 +77,7 @@ class Arithmetic:
         if not isinstance(self.constant, fx.Node):
             return None
         read = [str(node.target) for node in needed_for([self.constant]) if node.op == "get_attr"]
-        if changed := [target for target in read if target in written]:
+        if changed := [target for target in read if target in written()]:
             return f"the model writes into {changed[0]}"
         return self._why_not_per_channel(axis)
 

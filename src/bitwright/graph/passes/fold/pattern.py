@@ -1,8 +1,9 @@
 """FoldPattern: what the schedules that fold something into a layer know of the model, and how they note a refusal."""
 
+from functools import cached_property
 from typing import Any
 
-from torch import fx
+from torch import fx, nn
 
 from bitwright.graph.purity import written_attributes
 from bitwright.graph.rewriting.replace import ReplacePatternBase
@@ -17,10 +18,19 @@ class FoldPattern(ReplacePatternBase):
     done = "folded"
 
     def begin(self, model: fx.GraphModule) -> None:
-        """Find out how often each module is called, and which tensors the model writes into."""
+        """Remember the model, which is looked at once something could be folded."""
         self.model = model
-        self.calls = calls_of_modules(model)
-        self.written = written_attributes(model)
+        self.__dict__.pop("calls", None), self.__dict__.pop("written", None)
+
+    @cached_property
+    def calls(self) -> dict[nn.Module, list[fx.Node]]:
+        """The calls of each module."""
+        return calls_of_modules(self.model)
+
+    @cached_property
+    def written(self) -> set[str]:
+        """The tensors that the model writes into."""
+        return written_attributes(self.model)
 
     def near_miss(self, node: fx.Node, reason: str) -> None:
         """Say what is not folded into what, and why."""

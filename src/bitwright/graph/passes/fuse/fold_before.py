@@ -106,7 +106,7 @@ class ReplacePattern(FoldPattern):
             return "it normalises another axis than the one the layer sums over"
         if found is not None and found.divides_by_tensor:
             return "it divides by the layer's input"
-        if found is not None and (reason := found.why_not(axis, self.written)):
+        if found is not None and (reason := found.why_not(axis, lambda: self.written)):
             return reason
         return _why_no_shift(modules["layer"]) if found is None or found.shifts else None
 

@@ -62,7 +62,7 @@ class ReplacePattern(FoldPattern):
         if drops and found.shifts:
             return False
         reason = self._why_apart(layer, modules["layer"], found)
-        reason = reason or found.why_not(_axis_after(channel_axis(modules["layer"]), layer, way), self.written)
+        reason = reason or found.why_not(_axis_after(channel_axis(modules["layer"]), layer, way), lambda: self.written)
         return True if reason is None else f"{step.name} into {layer.target}, {reason}"
 
     def _why_apart(self, layer: fx.Node, module: Any, found: Arithmetic) -> str | None:

@@ -1,8 +1,8 @@
 """Compute once what no input can change:  f(c)  ->  a buffer that holds f(c).
 
-A constant is a tensor that forward made or a buffer that the model's files do not hold (``persistent=False``), and
+A constant is a tensor that forward made, or a buffer that the model's files do not hold (``persistent=False``), and
 that nothing writes into. Parameters train, and buffers with a name in the ``state_dict`` may be loaded later, so what
-is computed of them stays as it is; the option ``persistent`` folds buffers like those too:
+is computed from them stays as it is. The option ``persistent`` folds buffers like those too:
 ``fold_constants: {persistent: true}``.
 """
 
@@ -25,31 +25,32 @@ def fold_constants(model: CapturedModel, persistent: bool = False) -> list[str]:
 
     Args:
         model: the model.
-        persistent: fold what is computed of named buffers too; loading other values for them has no effect then.
+        persistent: fold what is computed from named buffers too; loading other values for them then has no effect.
     """
-    written = written_attributes(model)
-    reasons = {n: _why_changing(model, n, written, persistent) for n in model.graph.nodes if n.op == "get_attr"}
-    constant: set[fx.Node] = {n for n, reason in reasons.items() if reason is None}
-    held_back: dict[fx.Node, str] = {n: reason for n, reason in reasons.items() if reason}
-    for node in model.graph.nodes:
-        inputs = node.all_input_nodes
-        if node.op not in ("call_function", "call_method") or not inputs or not only_computes(node, model):
-            continue
-        if all(n in constant for n in inputs):
-            constant.add(node)
-        elif all(n in constant or n in held_back for n in inputs):
-            held_back[node] = next(held_back[n] for n in inputs if n in held_back)
+    found = _computed_from_attributes(model, persistent)
     evaluate = Evaluator(model)
     notes = []
-    for node in list(model.graph.nodes):
-        if node.op == "get_attr" or facts(node).tensor is None:
-            continue
-        leads_on = [user for user in node.users if user not in constant]
-        if node in constant and leads_on:
+    for node in [n for n in found if n.op != "get_attr" and facts(n).tensor is not None]:
+        reason = found[node]
+        if not reason and any(found.get(user, "is not constant") for user in node.users):
             notes.append(_fold(model, node, evaluate))
-        elif held_back.get(node, "").startswith("buffer") and any(u not in held_back for u in node.users):
-            notes.append(f"not folded: {node.name}, {held_back[node]}")
+        elif reason.startswith("buffer") and any(user not in found for user in node.users):
+            notes.append(f"not folded: {node.name}, {reason}")
     return notes
+
+
+def _computed_from_attributes(model: CapturedModel, persistent: bool) -> dict[fx.Node, str]:
+    """The nodes that no input reaches, each with a reason if it may change all the same."""
+    found = {n: _why_changing(model, n, persistent) for n in model.graph.nodes if n.op == "get_attr"}
+    if found:
+        written = written_attributes(model)
+        found.update({n: "the model writes into it" for n in found if str(n.target) in written and not found[n]})
+    for node in model.graph.nodes if found else ():
+        inputs = node.all_input_nodes
+        calls = node.op in ("call_function", "call_method") and inputs
+        if calls and all(n in found for n in inputs) and only_computes(node, model):
+            found[node] = next((found[n] for n in inputs if found[n]), "")
+    return found
 
 
 def _fold(model: CapturedModel, node: fx.Node, evaluate: Evaluator) -> str:
@@ -67,15 +68,12 @@ def _fold(model: CapturedModel, node: fx.Node, evaluate: Evaluator) -> str:
     return f"computed {node.name} once"
 
 
-def _why_changing(model: CapturedModel, node: fx.Node, written: set[str], persistent: bool) -> str | None:
-    """Why a tensor that the graph reads is no constant."""
+def _why_changing(model: CapturedModel, node: fx.Node, persistent: bool) -> str:
+    """Why a tensor that the graph reads may change, but for the model writing into it."""
     target = str(node.target)
-    value = attribute_of(model, target)
     owner_name, _, name = target.rpartition(".")
     owner = model.get_submodule(owner_name)
-    if isinstance(value, nn.Parameter):
+    if isinstance(attribute_of(model, target), nn.Parameter):
         return "parameters train"
-    if target in written:
-        return "the model writes into it"
     saved = name in owner._buffers and name not in owner._non_persistent_buffers_set
-    return f"buffer {target} may be loaded anew" if saved and not persistent else None
+    return f"buffer {target} may be loaded anew" if saved and not persistent else ""

@@ -16,9 +16,12 @@ from bitwright.graph.rewriting.schedule import register_schedule
 @register_schedule("fold_shape_arithmetic", stage="simplify", after=("split_attention", "decompose_attention"))
 def fold_shape_arithmetic(model: CapturedModel) -> list[str]:
     """Fold every size that is known, with what was only computed for it."""
+    plain = [node for node in model.graph.nodes if facts(node).plain]
+    if not plain:
+        return []
     sizes = Sizes(model.graph, dict(model.named_modules()))
     notes = []
-    for node in list(model.graph.nodes):
+    for node in plain:
         number = sizes.number(node)
         if number is None or not node.users:
             continue

@@ -1,8 +1,8 @@
 """Turn in-place operations into functional ones:  x.add_(y); f(x)   becomes   z = x + y; f(z).
 
-A quantizer on an edge gives a new tensor, so an operation that writes into its input would write past it. Where
-other tensors share the memory and are read later, the operation stays in place, and all that share it are marked
-``written``, so that none of them is quantized. Writes into parameters, buffers and graph inputs stay in place too.
+A quantizer on an edge gives a new tensor, so an operation that writes into its input would write past it. If other
+tensors share the memory and are read later, the operation stays in place, and all that share it are marked ``written``,
+so that none of them is quantized. Writes into parameters, buffers and graph inputs stay in place too.
 """
 
 from collections.abc import Callable
@@ -11,11 +11,13 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from bitwright.graph.build import module_of
 from bitwright.graph.capture.proxy import IN_PLACE_OPERATORS, set_item
 from bitwright.graph.effects import inplace_argument, twin, writes
-from bitwright.graph.facts import facts, set_facts
+from bitwright.graph.facts import dtype_of, facts, set_facts
 from bitwright.graph.model import CapturedModel
 from bitwright.graph.rewriting.schedule import register_schedule
+from bitwright.graph.walks import first_input, reached_from
 
 # Methods whose name without the underscore means something else.
 _NO_TWIN = {"bernoulli_", "requires_grad_", "resize_", "resize_as_"}
@@ -32,37 +34,19 @@ _FUNCTIONAL: dict[Any, Callable[..., Any]] = {**IN_PLACE_OPERATORS, set_item: _w
 def functionalize(model: CapturedModel) -> list[str]:
     """Rewrite every in-place operation whose memory nobody else reads."""
     order = {node: i for i, node in enumerate(model.graph.nodes)}
-    modules = dict(model.named_modules())
     notes: list[str] = []
-    bound: set[nn.Module] = set()  # modules of which some call has to stay in place
-    free: set[nn.Module] = set()
-    for node in list(model.graph.nodes):
-        written = node.args[0] if node.args and writes(node, model) else None
-        if not isinstance(written, fx.Node):
+    free: set[Any] = set()
+    bound: set[Any] = set()  # modules that have to stay in place at some call
+    for node in [n for n in model.graph.nodes if writes(n, model)]:
+        written, module = first_input(node), module_of(node, model)
+        if written is None:
             continue
         _read_result(written, node, order)
-        family = _sharing_memory(written, node)
-        readers = [m for m in family if m is not written and any(order[u] > order[node] for u in m.users)]
-        module = modules.get(str(node.target)) if node.op == "call_module" else None
-        if readers:
-            for member in (*family, node):
-                set_facts(member, written=True)
-            reason = f"{readers[0].name} shares the memory it writes to"
-        elif any(m.op in ("placeholder", "get_attr") for m in family):
-            reason = "it writes to an input, a parameter or a buffer"
-        elif _changes_dtype(node, written) or not (module is not None or _make_functional(node)):
-            reason = "it has no functional form"
-        else:
-            if module is not None:
-                free.add(module)
-            set_facts(node, shares=())
-            notes.append(f"{node.name} is functional")
-            continue
-        if module is not None:
-            bound.add(module)
-        notes.append(f"{node.name} stays in place: {reason}")
-    for module in free - bound:
-        module.inplace = False  # pyrefly: ignore
+        reason = _why_in_place(node, written, module, order)
+        (bound if reason else free).add(module)
+        notes.append(f"{node.name} stays in place: {reason}" if reason else f"{node.name} is functional")
+    for module in free - bound - {None}:
+        module.inplace = False
     for node in model.graph.nodes:
         if facts(node).shares:
             set_facts(node, shares=())
@@ -76,30 +60,40 @@ def _read_result(written: fx.Node, node: fx.Node, order: dict[fx.Node, int]) -> 
         set_facts(user, shares=tuple(node if n is written else n for n in facts(user).shares))
 
 
+def _why_in_place(node: fx.Node, written: fx.Node, module: nn.Module | None, order: dict[fx.Node, int]) -> str | None:
+    """Make one operation functional, or mark all that share its memory and tell why it stays."""
+    family = _sharing_memory(written, node)
+    readers = [m for m in family if m is not written and any(order[u] > order[node] for u in m.users)]
+    if readers:
+        for member in (*family, node):
+            set_facts(member, written=True)
+        return f"{readers[0].name} shares the memory it writes to"
+    if any(m.op in ("placeholder", "get_attr") for m in family):
+        return "it writes to an input, a parameter or a buffer"
+    if _changes_dtype(node, written) or (module is None and not _make_functional(node)):
+        return "it has no functional form"
+    set_facts(node, shares=())
+    return None
+
+
 def _sharing_memory(start: fx.Node, without: fx.Node) -> list[fx.Node]:
-    """Every node whose value shares memory with that of ``start``, but for ``without`` and what comes of it."""
-    found, waiting = {start: None}, [start]
-    while waiting:
-        node = waiting.pop()
+    """Every node whose value shares memory with that of ``start``, except ``without`` and what comes of it."""
+
+    def sharing(node: fx.Node) -> list[fx.Node]:
         views = [user for user in node.users if node in facts(user).shares]
-        for other in (*facts(node).shares, *views):
-            if other is not without and other not in found:
-                found[other] = None
-                waiting.append(other)
-    return list(found)
+        return [other for other in (*facts(node).shares, *views) if other is not without]
+
+    return reached_from(start, sharing)
 
 
 def _changes_dtype(node: fx.Node, written: fx.Node) -> bool:
     """Whether the functional form would give a wider type: in place, the tensor written to keeps its own."""
-    infos = [facts(n).tensor for n in node.all_input_nodes]
-    own = facts(written).tensor
-    return own is not None and any(
-        i is not None and torch.promote_types(own.dtype, i.dtype) != own.dtype for i in infos
-    )
+    own, others = dtype_of(written), filter(None, map(dtype_of, node.all_input_nodes))
+    return own is not None and any(torch.promote_types(own, other) != own for other in others)
 
 
 def _make_functional(node: fx.Node) -> bool:
-    """Change a function or method call to one that does not write; say whether there is such."""
+    """Change a function or method call to one that does not write; say whether there is one."""
     if node.op == "call_method":
         name = str(node.target)
         plain = name[:-1]

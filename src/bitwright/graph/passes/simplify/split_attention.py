@@ -26,6 +26,7 @@ from bitwright.nn.attention_parts import AttentionProduct
 
 _TENSORS = ("query", "key", "value", "key_padding_mask", "attn_mask")
 _OPTIONS = ("need_weights", "average_attn_weights", "is_causal", "num_heads", "add_zero_attn")
+_PROJECTION = type(nn.MultiheadAttention(2, 1).out_proj)
 _SAME = ("bias_k", "bias_v", "add_zero_attn", "key_padding_mask", "attn_mask", "need_weights", "is_causal")
 
 
@@ -83,8 +84,7 @@ def _module_may_be_split(module: nn.MultiheadAttention) -> bool | str:
         return False
     if has_hooks(module) or has_hooks(module.out_proj):
         return "it has hooks"
-    own = type(module.out_proj) is type(nn.MultiheadAttention(2, 1).out_proj)
-    return own or "its output projection was replaced"
+    return type(module.out_proj) is _PROJECTION or "its output projection was replaced"
 
 
 def _of_function(given: dict[str, Any]) -> Attention:
@@ -108,7 +108,7 @@ def _of_module(build: NodeBuilder, module: nn.MultiheadAttention, given: dict[st
         return None if getattr(owner, name) is None else build.attribute(f"{path}.{name}")
 
     explicit = given["need_weights"] or _takes_fast_path(module, given)
-    dropping = nn.Dropout(module.dropout) if explicit else AttentionProduct(module.dropout)
+    dropping = nn.Dropout if explicit else AttentionProduct
     packed = module._qkv_same_embed_dim
     own: dict[str, Any] = {"bias_k": read("bias_k"), "bias_v": read("bias_v"), "add_zero_attn": module.add_zero_attn}
     return Attention(
@@ -121,7 +121,7 @@ def _of_module(build: NodeBuilder, module: nn.MultiheadAttention, given: dict[st
         out_bias=read("bias", module.out_proj, f"{build.scope}.out_proj"),
         batch_first=module.batch_first,
         average_weights=given["average_attn_weights"],
-        dropout=dropping if module.dropout > 0 else None,
+        dropout=dropping(module.dropout) if module.dropout > 0 else None,
         explicit=explicit,
         **{name: own.get(name, given.get(name)) for name in _SAME},
     )

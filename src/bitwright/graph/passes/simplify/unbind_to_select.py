@@ -32,8 +32,9 @@ class ReplacePattern(ReplacePatternBase):
     strategy = ReplaceStrategy.APPLY_NOINTERSECT
 
     def begin(self, model: fx.GraphModule) -> None:
-        """Find out which sizes no input can change."""
-        self.sizes = Sizes(model.graph, dict(model.named_modules()))
+        """Remember the model, whose sizes are worked out if something is divided."""
+        self.model = model
+        self.sizes: Sizes | None = None
 
     def make_ops(self) -> list[MatcherNode]:
         """One call that takes a tensor apart."""
@@ -72,6 +73,7 @@ class ReplacePattern(ReplacePatternBase):
             return "its dimension is computed"
         if node.target in _UNBIND:
             return [(torch.select, dimension, i) for i in range(shape[dimension])]
+        self.sizes = self.sizes or Sizes(self.model.graph, dict(self.model.named_modules()))
         known = self.sizes.of(source) or (None,) * len(shape)
         lengths = _lengths(node, known[dimension])
         if isinstance(lengths, str):
