@@ -14,9 +14,14 @@ from bitwright.nn.mixins import QuantInputMixin, QuantMixin
 from bitwright.nn.operators import operator_of_module
 from bitwright.nn.opr import QuantOpr
 from bitwright.nn.registry import is_custom, qmodule_for
-from bitwright.preparation.ledger import Entry, Ledger, Verdict, attach, is_prepared
-from bitwright.preparation.swap import give_quantizers, make, note_quantizers
-from bitwright.preparation.wishes import check, complete
+from bitwright.preparation.decisions import Decision, Decisions, Judgement, Verdict
+from bitwright.preparation.ledger import Ledger, attach, entries_of, is_prepared
+from bitwright.preparation.loose_layers import with_own_quantizers
+from bitwright.preparation.operator_recipe import operator_recipe
+from bitwright.preparation.resolve import check_recipe
+from bitwright.preparation.rule_targets import module_kind
+from bitwright.preparation.swap import give_quantizers, make
+from bitwright.preparation.verdicts import OWN_QUANTIZERS
 from bitwright.quantizer import QuantDescriptor, TensorQuantizer, quantizers
 from bitwright.recipe import Recipe
 
@@ -55,16 +60,17 @@ def swap_modules(
     if is_prepared(model):
         raise ConfigError("this model is prepared already; swap the modules of the float model it was made from")
     target = find_backend(backend or _DEFAULT_BACKEND)
-    check(Recipe(backend=target.name), target)
+    check_recipe(Recipe(backend=target.name), target)
     names = {name: module for name, module in model.named_modules() if not isinstance(module, TensorQuantizer)}
     included, excluded = _patterns(include, names), _patterns(exclude, names) or []
     whole = model if inplace else copy.deepcopy(model)
     ledger = Ledger(target, Recipe(backend=target.name), Inputs.of(() if example_inputs is None else example_inputs))
+    decisions = Decisions()
     swapped: dict[nn.Module, nn.Module] = {}
     descriptors = {"quant_desc_input": quant_desc_input, "quant_desc_weight": quant_desc_weight}
     for name, module in _outermost(whole):
         if isinstance(module, QuantInputMixin):
-            _note(ledger, name, module, "has quantizers of its own")
+            decisions.record(name, Decision(name, module_kind(module), judgement=OWN_QUANTIZERS))
             continue
         cls = qmodule_for(type(module))
         chosen = included is None or any(_matches(p, name) for p in included)
@@ -72,11 +78,11 @@ def swap_modules(
             continue
         if included is None and not _wanted(cls, module, target if backend is not None else None):
             continue
-        entry = _note(ledger, name, module, "")
-        made = _made(cls, module, name, target if backend is not None else None, descriptors)
-        note_quantizers(entry, made)
-        swapped[module] = made
+        made = swapped[module] = _made(cls, module, name, target if backend is not None else None, descriptors)
+        decision = Decision(name, module_kind(module), judgement=Judgement(Verdict.INTEGER))
+        decisions.record(name, with_own_quantizers(decision, name, made))
     whole = replace_modules(whole, swapped)
+    ledger.entries = entries_of(decisions, whole, target)
     attach(whole, ledger)
     return whole
 
@@ -127,7 +133,7 @@ def _made(
 ) -> nn.Module:
     if backend is not None:
         made = make(cls, module, name, None)
-        give_quantizers(made, name, complete(None, Recipe(backend=backend.name), backend), backend)
+        give_quantizers(made, name, operator_recipe(None, Recipe(backend=backend.name), backend), backend)
     elif issubclass(cls, QuantOpr):
         made = make(cls, module, name, None)
         made.init_quantizers(**descriptors)
@@ -138,13 +144,6 @@ def _made(
         quantizer.label = quantizer.label or f"{name}.{path}"
         quantizer.off()
     return made
-
-
-def _note(ledger: Ledger, name: str, module: nn.Module, reason: str) -> Entry:
-    operator = operator_of_module(module)
-    entry = Entry(name, operator.name if operator else type(module).__name__, Verdict.INTEGER, reason)
-    ledger.entries.append(entry)
-    return entry
 
 
 def replace_modules(model: nn.Module, swapped: Mapping[nn.Module, nn.Module]) -> nn.Module:

@@ -15,7 +15,7 @@ from bitwright.compat.sparsebit import QuantModel, parse_qconfig, to_recipe
 from bitwright.errors import CalibrationError, ConfigError
 from bitwright.preparation import ledger_of
 from bitwright.quantizer import Mode, quantizers
-from bitwright.recipe import Subject
+from bitwright.recipe import RuleTarget
 
 YAML = """
 BACKEND: virtual
@@ -382,7 +382,7 @@ def test_the_first_pattern_of_each_list_holds(of_weight, of_input, apart):
     lists = {"W": specific(of_weight), "A": specific(of_input)}
     recipe, _ = to_recipe({"SCHEDULE": {"FUSE_BN": True}, **{k: {"SPECIFIC": entries} for k, entries in lists.items()}})
     for name in NAMES:
-        rule = recipe.rule_for(Subject(name, operator="conv2d"))
+        rule = recipe.rule_for(RuleTarget(name, operator="conv2d"))
         for kind, tensor in (("W", "weight"), ("A", "input")):
             fits = [
                 changes[1]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from bitwright.errors import ConfigError, UnknownNameError
-from bitwright.recipe import PRESETS, Recipe, Rule, Subject, TensorRecipe
+from bitwright.recipe import PRESETS, Recipe, Rule, RuleTarget, TensorRecipe
 from bitwright.spec import QuantSpec
 
 
@@ -140,22 +140,22 @@ def test_bad_files(tmp_path):
     ],
 )
 def test_matching(match, name, scope, operator, expected):
-    assert Rule(match=match).matches(Subject(name, scope, operator)) is expected
+    assert Rule(match=match).matches(RuleTarget(name, scope, operator)) is expected
 
 
 def test_the_last_rule_wins():
     recipe = Recipe.parse({"rules": [{"match": "*", "skip": True}, {"match": "fc"}, {"match": "op:add"}]})
-    assert recipe.rule_for(Subject("conv", "", "conv2d")) is recipe.rules[0]
-    assert recipe.rule_for(Subject("fc", "", "linear")) is recipe.rules[1]
-    assert recipe.rule_for(Subject("fc", "", "add")) is recipe.rules[2]
-    assert Recipe().rule_for(Subject("fc", "", "linear")) is None
+    assert recipe.rule_for(RuleTarget("conv", "", "conv2d")) is recipe.rules[0]
+    assert recipe.rule_for(RuleTarget("fc", "", "linear")) is recipe.rules[1]
+    assert recipe.rule_for(RuleTarget("fc", "", "add")) is recipe.rules[2]
+    assert Recipe().rule_for(RuleTarget("fc", "", "linear")) is None
 
 
 def test_rules_that_match_nothing():
     known = [
-        Subject("conv1", "", "conv2d", ("Conv2d",), "conv1"),
-        Subject("layer1.0.conv1", "layer1.0", "conv2d", ("Conv2d", "Block"), "layer1_0_conv1"),
-        Subject("add", "layer1.0", "add", ("Block",), "add"),
+        RuleTarget("conv1", "", "conv2d", ("Conv2d",), "conv1"),
+        RuleTarget("layer1.0.conv1", "layer1.0", "conv2d", ("Conv2d", "Block"), "layer1_0_conv1"),
+        RuleTarget("add", "layer1.0", "add", ("Block",), "add"),
     ]
     good = Recipe.parse({"rules": [{"match": "layer1"}, {"match": "op:add"}, {"match": "re:conv."}]})
     good.check_rules(known)
@@ -199,12 +199,12 @@ def test_gaps_are_filled():
 )
 def test_matching_by_class_and_node(match, expected):
     types = ("Conv2d", "_ConvNd", "Block", "Sequential", "Net")
-    subject = Subject("layer1.0.conv1", "layer1.0", "conv2d", types, "layer1_0_conv1")
+    subject = RuleTarget("layer1.0.conv1", "layer1.0", "conv2d", types, "layer1_0_conv1")
     assert Rule(match=match).matches(subject) is expected
 
 
 def test_lost_rules_of_every_kind_get_suggestions_and_optional_ones_none():
-    known = [Subject("layer1.0.conv1", "layer1.0", "conv2d", ("Conv2d", "Block"), "layer1_0_conv1")]
+    known = [RuleTarget("layer1.0.conv1", "layer1.0", "conv2d", ("Conv2d", "Block"), "layer1_0_conv1")]
     bad = Recipe.parse({"rules": [{"match": "type:Conv3d"}, {"match": "node:layer1_0_conv"}]})
     with pytest.raises(UnknownNameError) as caught:
         bad.check_rules(known)

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -188,8 +189,8 @@ def test_float_operators_are_listed_with_reasons(model, tmp_path):
     page, _ = page_of(model, None, tmp_path)
     assert "gelu" in page.text
     assert "onnxruntime runs it in float" in page.text
-    for entry in ledger_of(model).entries:
-        entry.verdict = Verdict.INTEGER
+    ledger = ledger_of(model)
+    ledger.entries = [replace(entry, verdict=Verdict.INTEGER) for entry in ledger.entries]
     assert "Nothing: every operator computes in integers" in page_of(model, None, tmp_path)[0].text
 
 
@@ -210,8 +211,7 @@ def test_islands_and_notes(model, tmp_path):
 
 def test_nothing_a_user_names_becomes_markup(model, proof, tmp_path):
     ledger, histogram = ledger_of(model), Histogram(0.0, 1.0, [1, 2])
-    for entry in ledger.entries:
-        entry.name = entry.operator = entry.reason = EVIL
+    ledger.entries = [replace(entry, name=EVIL, operator=EVIL, reason=EVIL) for entry in ledger.entries]
     ledger.islands, ledger.notes = {EVIL: EVIL}, [EVIL]
     tensor = TensorStats(EVIL, (0.0, 1.0), 20.0, 0.5, histogram)
     stats = [LayerStats(EVIL, EVIL, Verdict.INTEGER, EVIL, tensor, tensor, tensor)]

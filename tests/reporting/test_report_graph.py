@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import bitwright as bw
-from bitwright.graph.sketch import Spot, sketch
+from bitwright.graph.sketch import NodeSketch, sketch
 from bitwright.preparation import Verdict
 from bitwright.reporting.graph import draw, pictures
 
@@ -97,9 +97,9 @@ def test_before_and_after():
 
 
 def test_every_edge_is_drawn_and_goes_past_what_it_does_not_concern():
-    spots = [Spot("a", "a", "", "", "input", ())]
-    spots += [Spot(n, n, "neg", "", "operator", (p,)) for p, n in zip("abc", "bcd", strict=True)]
-    spots.append(Spot("e", "e", "add", "", "operator", ("d", "a")))
+    spots = [NodeSketch("a", "a", "", "", "input", ())]
+    spots += [NodeSketch(n, n, "neg", "", "operator", (p,)) for p, n in zip("abc", "bcd", strict=True)]
+    spots.append(NodeSketch("e", "e", "add", "", "operator", ("d", "a")))
     drawn = Boxes(draw(spots, {}))
     drawn.check()
     assert len(drawn.edges) == 3 + 2 + 3  # the long one bends at each of three layers
@@ -125,13 +125,13 @@ def test_a_large_graph_is_drawn_by_modules():
 
 
 def test_a_graph_without_modules_stays_a_graph_of_nodes():
-    spots = [Spot("n0", "n0", "", "", "input", ())]
-    spots += [Spot(f"n{i}", f"n{i}", "neg", "", "operator", (f"n{i - 1}",)) for i in range(1, 200)]
+    spots = [NodeSketch("n0", "n0", "", "", "input", ())]
+    spots += [NodeSketch(f"n{i}", f"n{i}", "neg", "", "operator", (f"n{i - 1}",)) for i in range(1, 200)]
     assert len(Boxes(draw(spots, {})).labels) == 200
 
 
 def test_names_cannot_escape_into_the_page():
-    spot = Spot("a", EVIL * 3, EVIL, EVIL, "operator", ())
+    spot = NodeSketch("a", EVIL * 3, EVIL, EVIL, "operator", ())
     drawn = Boxes(draw([spot], {"a": Verdict.FLOAT}, title=EVIL))
     assert drawn.title == EVIL
     assert drawn.labels == ["…" + (EVIL * 3)[-26:]]

@@ -1,15 +1,13 @@
 """Rows: for every operator of the ledger, the node or layer it stands for, and its quantizers."""
 
-from collections import defaultdict, deque
-
 from torch import Tensor, fx, nn
 
 from bitwright.analysis.meter import Meter, range_of
 from bitwright.analysis.stats import LayerStats
 from bitwright.graph import CapturedModel
-from bitwright.graph.names import attribute_of, node_name
+from bitwright.graph.names import attribute_of, qualified
 from bitwright.nn.mixins import QuantMixin
-from bitwright.preparation import Entry, Verdict, ledger_of
+from bitwright.preparation import Entry, Verdict, decision_on, ledger_of
 from bitwright.quantizer import TensorQuantizer
 
 
@@ -86,27 +84,16 @@ class Row:
 
 def rows_of(model: nn.Module) -> list[Row]:
     """A row for each quantized input and constant, then one for each entry of the ledger."""
-    entries = ledger_of(model).entries
-    rows: list[Row] = []
-    calls: dict[str, deque[tuple[CapturedModel, fx.Node]]] = defaultdict(deque)
-    for path, region in model.named_modules():
-        if not isinstance(region, CapturedModel):
-            continue
-        rows += _source_rows(path, region)
-        for node in region.graph.nodes:
-            if node.op in ("call_module", "call_function", "call_method"):
-                calls[_join(path, node_name(node))].append((region, node))
-    # A layer called twice has two entries of one name; they and the calls are both in the order of the graph.
-    places = [calls[entry.name].popleft() if calls[entry.name] else None for entry in entries]
-    verdicts = {p[1]: e.verdict for p, e in zip(places, entries, strict=True) if p is not None}
+    regions = {path: region for path, region in model.named_modules() if isinstance(region, CapturedModel)}
+    rows = [row for path, region in regions.items() for row in _source_rows(path, region)]
+    calls = {(path, node.name): node for path, region in regions.items() for node in region.graph.nodes}
     modules = dict(model.named_modules(remove_duplicate=False))
-    for entry, place in zip(entries, places, strict=True):
-        row = Row(entry)
-        if place is not None:
-            row.stand_in(*place, _end_of_group(place[1], verdicts))
-        elif entry.verdict is not Verdict.FUSED and entry.name in modules:
-            row.stand_alone(modules[entry.name])
-        rows.append(row)
+    for entry in ledger_of(model).entries:
+        rows.append(Row(entry))
+        if entry.graph is None:
+            rows[-1].stand_alone(modules[entry.name])
+        elif (node := calls.get((entry.graph, entry.node))) is not None:
+            rows[-1].stand_in(regions[entry.graph], node, _end_of_group(node))
     return rows
 
 
@@ -115,16 +102,17 @@ def _source_rows(path: str, region: CapturedModel) -> list[Row]:
     for node in region.graph.nodes:
         kind = {"placeholder": "input", "get_attr": "constant"}.get(node.op)
         if kind is not None and _quantizer_after(node, region) is not None:
-            entry = Entry(_join(path, str(node.target)), kind, Verdict.INTEGER)
+            entry = Entry(qualified(path, str(node.target)), kind, Verdict.INTEGER)
             rows.append(Row(entry).stand_in(region, node, node))
     return rows
 
 
-def _end_of_group(node: fx.Node, verdicts: dict[fx.Node, Verdict]) -> fx.Node:
+def _end_of_group(node: fx.Node) -> fx.Node:
     """The activation that is computed together with an integer operator, or the operator itself."""
-    users = list(node.users)
-    fused = len(users) == 1 and verdicts.get(users[0]) is Verdict.FUSED
-    return users[0] if fused and verdicts[node] is Verdict.INTEGER else node
+    own, users = decision_on(node), list(node.users)
+    after = decision_on(users[0]) if len(users) == 1 else None
+    fused = after is not None and after.verdict is Verdict.FUSED
+    return users[0] if fused and own is not None and own.verdict is Verdict.INTEGER else node
 
 
 def _quantizer_after(node: fx.Node, region: CapturedModel) -> tuple[fx.Node, TensorQuantizer] | None:
@@ -141,7 +129,3 @@ def _constant_weight(region: CapturedModel, node: fx.Node) -> Tensor | None:
     if not isinstance(source, fx.Node) or source.op != "get_attr":
         return None
     return attribute_of(region, str(source.target))
-
-
-def _join(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name

@@ -15,7 +15,7 @@ from bitwright.errors import CalibrationError
 from bitwright.graph import Inputs
 from bitwright.preparation import ledger_of
 from bitwright.progress import track
-from bitwright.quantizer import Mode, quantizers
+from bitwright.quantizer import Mode, TensorQuantizer, quantizers
 
 
 def outline(model: nn.Module) -> list[LayerStats]:
@@ -38,7 +38,7 @@ def analyze(model: nn.Module, batches: Iterable[Any], *, progress: bool | None =
     """
     count = len(ledger_of(model).example.args)
     rows, found = rows_of(model), list(quantizers(model).values())
-    active = {q for q in found if q.quantizes}
+    active = [q for q in found if q.quantizes]
     if not active:
         raise CalibrationError("no quantizer of the model is quantizing: calibrate it before analyzing it")
     record, number = Record(), 0
@@ -49,14 +49,19 @@ def analyze(model: nn.Module, batches: Iterable[Any], *, progress: bool | None =
             inputs, state = as_inputs(batch, count), torch.get_rng_state()
             record.clear()
             for record.quantized in (False, True):
-                for quantizer in found:
-                    on = record.quantized and quantizer in active
-                    quantizer.mode = Mode.QUANTIZE if on else Mode.OFF
+                _switch(found, active if record.quantized else ())
                 torch.set_rng_state(state)
                 _run(model, copy.deepcopy(inputs), number)
     if not number:
         raise CalibrationError("the data to analyze with is empty: it gave no batch")
     return [row.result() for row in rows]
+
+
+def _switch(every: Iterable[TensorQuantizer], on: Iterable[TensorQuantizer]) -> None:
+    for quantizer in every:
+        quantizer.mode = Mode.OFF
+    for quantizer in on:
+        quantizer.mode = Mode.QUANTIZE
 
 
 def _run(model: nn.Module, inputs: Inputs, number: int) -> None:

@@ -4,13 +4,19 @@ from torch import fx
 
 from bitwright.backends.files import register_backend
 from bitwright.backends.tensorrt import TENSORRT
-from bitwright.graph.facts import facts
+from bitwright.graph.build import module_of
+from bitwright.nn.operators import operator_of_module, operator_of_source
 
 
 def _adds_embeddings(node: fx.Node) -> str | None:
     """Sums of embeddings are the input of a network: they stay float."""
-    fed = any(facts(source).operator == "embedding" for source in node.all_input_nodes)
-    return "an embedding goes in" if fed else None
+    return "an embedding goes in" if any(_is_embedding(source) for source in node.all_input_nodes) else None
+
+
+def _is_embedding(node: fx.Node) -> bool:
+    module = module_of(node, node.graph.owning_module) if node.graph.owning_module is not None else None
+    operator = operator_of_module(module) if module is not None else operator_of_source(node.target)  # pyrefly: ignore
+    return operator is not None and operator.name == "embedding"
 
 
 TENSORRT_NLP = register_backend(

@@ -92,7 +92,7 @@ def _data(ledger: "Ledger") -> dict[str, Any]:
         "operators": [asdict(e) | {"verdict": e.verdict.value} for e in ledger.entries],
         "islands": ledger.islands,
         "notes": ledger.notes,
-        "decisions": [asdict(d) for d in ledger.decisions],
+        "guards": [asdict(g) for g in ledger.guards],
     }
 
 
@@ -108,8 +108,8 @@ def _print(target: str, ledger: "Ledger") -> None:
     if ledger.islands:
         islands = [(name or "(the model)", reason) for name, reason in ledger.islands.items()]
         print_table(("runs as written", "because"), islands)
-    for decision in ledger.decisions:
-        print_text(f"Note: fixed by the example inputs: {decision.reader} of {decision.node} at {decision.where}")
+    for guard in ledger.guards:
+        print_text(f"Note: fixed by the example inputs: {guard.reader} of {guard.node} at {guard.where}")
     for note in ledger.notes:
         print_text(f"Note: {note}")
 

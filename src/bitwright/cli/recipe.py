@@ -46,11 +46,11 @@ def show(
     json: Json = False,
 ) -> None:
     """Check a recipe, also against its backend, and print it as it is read."""
-    from bitwright.preparation import check_wishes
+    from bitwright.preparation import resolve_recipe
     from bitwright.recipe import Recipe
 
     recipe = Recipe.parse(source)
-    check_wishes(None, recipe, None, None, ())
+    resolve_recipe(None, recipe, None, None, ())
     if json:
         print_json(recipe.to_dict())
         return

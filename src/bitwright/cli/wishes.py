@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from bitwright.backends import Backend
-from bitwright.preparation import check_wishes
+from bitwright.preparation import resolve_recipe
 from bitwright.recipe import Recipe
 
 
@@ -16,5 +16,5 @@ def read_wishes(
     skip: Iterable[str] | None,
 ) -> tuple[Backend, Recipe]:
     """Return the backend and the whole recipe, or refuse what the backend could not do."""
-    wishes, target = check_wishes(backend, recipe, weight, activation, skip or ())
+    wishes, target = resolve_recipe(backend, recipe, weight, activation, skip or ())
     return target, wishes

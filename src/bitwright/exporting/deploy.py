@@ -31,6 +31,7 @@ from bitwright.nn.functional import QuantFunction
 from bitwright.nn.layer import QuantLayer
 from bitwright.nn.operators import operator_of
 from bitwright.nn.weight_sites import weight_sites
+from bitwright.preparation import Verdict, decision_on
 from bitwright.quantizer import TensorQuantizer, quantizers
 
 CALLS = "calls"  # in the model's namespace: modules that stand for single nodes
@@ -118,18 +119,16 @@ def _deploy_function(model: CapturedModel, node: fx.Node, function: QuantFunctio
     values: list[Any] = [None if n is None else Expression(model, n)() for n in (weight, bias)]
     name = add_internal(model, CALLS, node.name, DeployedFunction(function, values[0], values[1]))
     rest = {k: v for k, v in node.kwargs.items() if k not in names}
-    with model.graph.inserting_before(node):
-        call = model.graph.call_module(name, (given["input"], *node.args[3:]), rest)
-    copy_facts(node, call)
-    node.replace_all_uses_with(call)
-    model.graph.erase_node(node)
+    node.op, node.target = "call_module", name
+    node.args, node.kwargs = (given["input"], *node.args[3:]), rest
 
 
 def _guard_float_layers(model: CapturedModel, modules: dict[str, nn.Module]) -> None:
     """Make sure that what stays float is not quantized by the runtime: layers with a weight, and what it gets wrong."""
     for node in list(model.graph.nodes):
         operator = operator_of(node, modules)
-        if facts(node).keep_float:
+        decision = decision_on(node)
+        if decision is not None and decision.judgement.keep_float:
             for source in node.all_input_nodes:
                 if facts(source).tensor is not None:
                     _guard(model, source, [node])
@@ -202,7 +201,7 @@ def _leads_to_quantized(model: CapturedModel, modules: dict[str, nn.Module]) -> 
             operator = operator_of(user, modules)
             if operator is not None and operator.carries_scale(user, module):
                 reach.update({node} if user in reach else set())
-            elif user.op != "output" and facts(user).integer:
+            elif (decision := decision_on(user)) is not None and decision.verdict is Verdict.INTEGER:
                 reach.add(node)
     return reach
 

@@ -33,9 +33,6 @@ class Facts:
         leaf: the user's pattern that keeps this module whole, if one does.
         replaces: the names of the nodes in whose place a schedule has put this one.
         joins: whether the backend may compute it together with the operator before it.
-        operator: what the ledger calls the operator.
-        integer: whether it computes in integers.
-        keep_float: whether the exporter must keep the runtime from computing it in integers.
     """
 
     tensor: TensorInfo | None = None
@@ -47,9 +44,6 @@ class Facts:
     leaf: str = ""
     replaces: tuple[str, ...] = ()
     joins: bool = False
-    operator: str = ""
-    integer: bool = False
-    keep_float: bool = False
 
 
 _UNKNOWN = Facts()

@@ -50,6 +50,11 @@ def _calls_internal(node: fx.Node) -> bool:
     return owner is not None and isinstance(owner._modules.get(first), Namespace)
 
 
+def qualified(path: str, name: str) -> str:
+    """The name of something inside the module at ``path``, seen from the whole model."""
+    return f"{path}.{name}" if path and name else path or name
+
+
 def attribute_of(model: nn.Module, target: str) -> Any:
     """What a ``get_attr`` node reads."""
     owner, _, name = target.rpartition(".")

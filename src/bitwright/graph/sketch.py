@@ -14,7 +14,7 @@ Role = Literal["input", "output", "operator", "quantizer"]
 
 
 @dataclass(frozen=True)
-class Spot:
+class NodeSketch:
     """One node: what the user calls it, what it calls, the module it was written in, and the nodes it reads."""
 
     node: str
@@ -25,9 +25,9 @@ class Spot:
     inputs: tuple[str, ...]
 
 
-def sketch(model: fx.GraphModule) -> tuple[Spot, ...]:
+def sketch(model: fx.GraphModule) -> tuple[NodeSketch, ...]:
     """The tensors' way through a graph; parameters and arithmetic on sizes are left out."""
-    spots: dict[str, Spot] = {}
+    sketched: dict[str, NodeSketch] = {}
     for node in model.graph.nodes:
         if node.op == "get_attr" or facts(node).plain:
             continue
@@ -38,6 +38,6 @@ def sketch(model: fx.GraphModule) -> tuple[Spot, ...]:
             role, kind = ("input" if node.op == "placeholder" else "output"), ""
         elif isinstance(instance, TensorQuantizer):
             role, kind = "quantizer", str(instance.spec)
-        inputs = tuple(n.name for n in node.all_input_nodes if n.name in spots)
-        spots[node.name] = Spot(node.name, node_name(node), str(kind), facts(node).scope, role, inputs)
-    return tuple(spots.values())
+        inputs = tuple(n.name for n in node.all_input_nodes if n.name in sketched)
+        sketched[node.name] = NodeSketch(node.name, node_name(node), str(kind), facts(node).scope, role, inputs)
+    return tuple(sketched.values())

@@ -1,7 +1,21 @@
 """Preparation: from a float model to one that can be calibrated, trained and exported for a backend."""
 
-from bitwright.preparation.ledger import Entry, Ledger, Verdict, ledger_of
-from bitwright.preparation.pipeline import check_wishes, prepare
+from bitwright.preparation.decisions import Decision, Verdict, decision_on, decisions_of
+from bitwright.preparation.ledger import Entry, Ledger, ledger_of
+from bitwright.preparation.pipeline import prepare
 from bitwright.preparation.planning import Plan, plan
+from bitwright.preparation.resolve import resolve_recipe
 
-__all__ = ["Entry", "Ledger", "Plan", "Verdict", "check_wishes", "ledger_of", "plan", "prepare"]
+__all__ = [
+    "Decision",
+    "Entry",
+    "Ledger",
+    "Plan",
+    "Verdict",
+    "decision_on",
+    "decisions_of",
+    "ledger_of",
+    "plan",
+    "prepare",
+    "resolve_recipe",
+]

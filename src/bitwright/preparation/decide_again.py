@@ -1,72 +1,44 @@
-"""Decide again after fusing: on the nodes that schedules have made, some of which become QModules, and those gone."""
+"""Decide again after fusing: on nodes that schedules have made, some of which become QModules, and on those gone."""
 
 from dataclasses import replace
 
 from torch import fx
 
-from bitwright.backends import Backend
-from bitwright.graph import CapturedModel
+from bitwright.graph.build import module_of
 from bitwright.graph.facts import facts
 from bitwright.graph.names import node_name
-from bitwright.nn.mixins import QuantInputMixin
-from bitwright.preparation.decide import Decision, decide
-from bitwright.preparation.ledger import Verdict
-from bitwright.preparation.rule_targets import Subjects
+from bitwright.preparation.decide import decide
+from bitwright.preparation.region import Job, Region
 from bitwright.preparation.swap import swap
-from bitwright.recipe import Recipe
+from bitwright.preparation.verdicts import FOLDED, replaced_by
 
 
-def decide_again(
-    model: CapturedModel,
-    before: set[fx.Node],
-    decisions: dict[fx.Node, Decision],
-    recipe: Recipe,
-    backend: Backend,
-    subjects: Subjects,
-    prefix: str,
-) -> dict[fx.Node, Decision]:
-    """The decisions of all nodes there are now, in the graph's order; what is gone is part of something else.
+def decide_again(region: Region, before: list[fx.Node], job: Job) -> None:
+    """Complete a region's table for the nodes that there are now; what is gone is part of something else.
 
     Args:
-        model: the graph after fusing.
+        region: the graph after fusing, with what was decided before.
         before: its nodes before.
-        decisions: what was decided before; the entries of nodes that are gone are changed.
-        recipe: the user's wishes.
-        backend: what the target does.
-        subjects: operators as rules see them.
-        prefix: where the model is in the whole.
+        job: recipe and backend.
     """
-    present = list(model.graph.nodes)
-    made = [node for node in present if node not in before]
-    inherited: dict[fx.Node, Decision] = {}
-    for node in made:
-        heir = _inherited(model, node, decisions)
-        if heir is not None:
-            name = f"{prefix}.{node_name(node)}" if prefix else node_name(node)
-            inherited[node] = replace(heir, node=node, entry=replace(heir.entry, name=name))
-    fresh = decide(model, prefix, recipe, backend, subjects, only=set(made) - inherited.keys())
-    swap(model, {n: d for n, d in fresh.items() if not _is_quantized(model, n)}, recipe, backend)
-    successors = {old: node_name(node) for node in made for old in facts(node).replaces}
-    for node in decisions.keys() - set(present):
-        entry, successor = decisions[node].entry, successors.get(node_name(node))
-        entry.verdict = Verdict.FUSED
-        entry.reason = f"replaced by {successor}" if successor else "folded into the layer before it"
-    together = {**decisions, **inherited, **fresh}
-    return {node: together[node] for node in present if node in together}
+    now, old = list(region.model.graph.nodes), set(before)
+    made = [node for node in now if node not in old]
+    fresh = [node for node in made if not _inherits(region, node, before)]
+    decide(region, job, fresh)
+    swap(region, job, fresh)
+    successors = {name: node_name(node) for node in made for name in facts(node).replaces}
+    for node in old.difference(now):
+        if region.decisions.get(node) is not None:
+            successor = successors.get(node_name(node))
+            region.decisions.judge(node, replaced_by(successor) if successor else FOLDED)
 
 
-def _is_quantized(model: CapturedModel, node: fx.Node) -> bool:
-    return node.op == "call_module" and isinstance(model.get_submodule(str(node.target)), QuantInputMixin)
-
-
-def _inherited(model: CapturedModel, node: fx.Node, decisions: dict[fx.Node, Decision]) -> Decision | None:
-    """The decision on a node that was replaced by another call of a QModule of the same class."""
-    if node.op != "call_module":
-        return None
-    module = model.get_submodule(str(node.target))
-    for old, decision in decisions.items():
-        if old.op == "call_module" and node_name(old) in facts(node).replaces:
-            before = model.get_submodule(str(old.target))
-            if type(before) is type(module):
-                return decision
-    return None
+def _inherits(region: Region, node: fx.Node, before: list[fx.Node]) -> bool:
+    """Let a node have the decision on one that it replaces, if both call a QModule of the same class."""
+    cls = type(module_of(node, region.model))
+    for old in before if node.op == "call_module" else ():
+        decision = region.decisions.get(old) if node_name(old) in facts(node).replaces else None
+        if decision is not None and type(module_of(old, region.model)) is cls:
+            region.decisions.record(node, replace(decision, name=region.named(node_name(node))))
+            return True
+    return False

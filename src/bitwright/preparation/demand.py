@@ -5,13 +5,12 @@ from dataclasses import dataclass, field
 
 from torch import fx
 
-from bitwright.graph import CapturedModel
-from bitwright.graph.facts import copy_facts, facts
+from bitwright.graph.facts import copy_facts, facts, shape_of
 from bitwright.graph.names import add_internal, node_name
-from bitwright.preparation.build import build, needed_spec
-from bitwright.preparation.decide import Decision, is_float
-from bitwright.preparation.ledger import Verdict
-from bitwright.quantizer import TensorQuantizer
+from bitwright.preparation.build_quantizers import make_quantizer, needed_spec
+from bitwright.preparation.decisions import Decision, Decisions, Verdict
+from bitwright.preparation.float_tensors import is_float
+from bitwright.preparation.region import Region
 from bitwright.recipe import TensorRecipe
 from bitwright.spec import PerTensor, QuantSpec
 
@@ -52,10 +51,11 @@ class Demand:
     tensor, then the recipe.
     """
 
-    def __init__(self, decisions: dict[fx.Node, Decision], by_hand: dict[fx.Node, TensorQuantizer]) -> None:
+    def __init__(self, decisions: Decisions, by_hand: set[fx.Node]) -> None:
         self.decisions = decisions
         self.by_hand = by_hand
         self.edges: list[Edge] = []
+        self.floating: dict[fx.Node, set[fx.Node]] = defaultdict(set)  # readers of a tensor that want it float
         self.divided: set[fx.Node] = set()  # operators that move values which their readers want quantized differently
         self.requests: dict[Key, _Request] = {}
         self.of_tensor: dict[fx.Node, list[Key]] = defaultdict(list)
@@ -74,28 +74,33 @@ class Demand:
     def input(self, user: fx.Node, tensor: fx.Node, decision: Decision) -> Edge:
         """Ask for the tensor that ``user`` reads."""
         source, carrier = self.walk(tensor)
-        recipe = decision.wishes.input
+        recipe = decision.recipe.input
         producer = self._producer(source)
         if producer is not None and not decision.insists("input"):
-            recipe = producer.wishes.output
+            recipe = producer.recipe.output
         edge = Edge(user, tensor, source, carrier, recipe)
         self.edges.append(edge)
+        if recipe.floating:
+            self.floating[tensor].add(user)
         return edge
 
     def settle(self) -> None:
         """Turn edges into requests: where the values come into being, or after what moves them if readers disagree."""
-        wishes: dict[fx.Node, set[str]] = defaultdict(set)
+        self.divided = self._find_divided()
         for edge in self.edges:
-            if edge.carrier is not None:
-                wishes[edge.carrier].add(_text(edge.recipe))
-        self.divided = {carrier for carrier, asked in wishes.items() if len(asked) > 1}
-        for edge in self.edges:
-            if edge.source in self.by_hand and edge.carrier not in self.divided:
+            carrier = None if edge.carrier in self.divided else edge.carrier
+            if edge.source in self.by_hand and edge.carrier is carrier:
                 edge.key = (edge.source, "")
             elif not edge.recipe.floating:
-                direct = edge.carrier is None or edge.carrier in self.divided
-                edge.key = (edge.tensor if direct else edge.source, _text(edge.recipe))
-                self._ask(edge.key, edge.recipe).users.add(edge.user if direct or not edge.carrier else edge.carrier)
+                edge.key = (edge.source if carrier else edge.tensor, _text(edge.recipe))
+                self._ask(edge.key, edge.recipe).users.add(carrier or edge.user)
+
+    def _find_divided(self) -> set[fx.Node]:
+        asked: dict[fx.Node, set[str]] = defaultdict(set)
+        for edge in self.edges:
+            if edge.carrier is not None:
+                asked[edge.carrier].add(_text(edge.recipe))
+        return {carrier for carrier, texts in asked.items() if len(texts) > 1}
 
     def output(self, tensor: fx.Node, recipe: TensorRecipe) -> Key:
         """Ask for a result, for all its users."""
@@ -143,60 +148,60 @@ class Demand:
         for inputs in calls.values():
             self.share(inputs)
 
-    def insert(self, model: CapturedModel, prefix: str) -> dict[Key, TensorQuantizer]:
-        """Put the quantizers into the graph; return the one of every request."""
-        order = {node: i for i, node in enumerate(model.graph.nodes)}
-        placed: dict[Key, TensorQuantizer] = {(node, ""): quantizer for node, quantizer in self.by_hand.items()}
-        names: dict[Key, str] = {}
-        floating: dict[fx.Node, set[fx.Node]] = defaultdict(set)
-        for edge in self.edges:
-            if edge.recipe.floating:
-                floating[edge.tensor].add(edge.user)
-        for tensor in sorted((t for t, keys in self.of_tensor.items() if keys), key=order.__getitem__):
-            readers = {key: self._readers(key, order, floating[tensor]) for key in self.of_tensor[tensor]}
+    def insert(self, region: Region) -> dict[Key, str]:
+        """Put the quantizers into the graph; return the name of the one that serves each request."""
+        order = {node: i for i, node in enumerate(region.model.graph.nodes)}
+        names: dict[Key, str] = {(node, ""): str(node.target) for node in self.by_hand}
+        for tensor, keys in sorted(self.of_tensor.items(), key=lambda item: order[item[0]]):
+            readers = {key: self._readers(key, order) for key in keys}
             for key, users in readers.items():
                 root = self.find(key)
                 if root not in names:
-                    wish = _name(key, users, first=key == self.of_tensor[tensor][0])
-                    label = f"{prefix}.{node_name(tensor)}" if prefix else node_name(tensor)
-                    recipe = self.requests[root].recipe
-                    quantizer = build(recipe, _fitting(recipe, tensor), f"output of {label}")
-                    names[root] = add_internal(model, "quantizers", wish, quantizer)
-                with model.graph.inserting_after(tensor):
-                    suffix = names[root].rpartition(".")[2].removeprefix(tensor.name) if root == key else ""
-                    name = f"{tensor.name}{suffix}_quantized"
-                    call = model.graph.create_node("call_module", names[root], (tensor,), name=name)
-                copy_facts(tensor, call)
-                for user in users:
-                    user.replace_input_with(tensor, call)
-                placed[key] = model.get_submodule(names[root])  # pyrefly: ignore
-        return placed
+                    wish = tensor.name if key == keys[0] or not users else f"{tensor.name}_for_{users[0].name}"
+                    names[root] = self._add_quantizer(region, root, tensor, wish)
+                names[key] = names[root]
+                own = names[key].rpartition(".")[2].removeprefix(tensor.name) if root == key else ""
+                _insert_call(region, names[key], tensor, f"{tensor.name}{own}_quantized", users)
+        return names
 
-    def _readers(self, key: Key, order: dict[fx.Node, int], floating: set[fx.Node]) -> list[fx.Node]:
-        """Who reads a quantized tensor, but for ``floating``: an integer operator's result has no other readers."""
+    def _add_quantizer(self, region: Region, root: Key, tensor: fx.Node, wish: str) -> str:
+        recipe = self.requests[root].recipe
+        label = f"output of {region.named(node_name(tensor))}"
+        return add_internal(region.model, "quantizers", wish, make_quantizer(recipe, _fitting(recipe, tensor), label))
+
+    def _readers(self, key: Key, order: dict[fx.Node, int]) -> list[fx.Node]:
+        """Who reads a quantized tensor: those that asked, and all others if an integer operator computes it."""
         tensor = key[0]
         readers = set(self.requests[key].users)
         if key == self.of_tensor[tensor][0]:
             others = {u for k in self.of_tensor[tensor][1:] for u in self.requests[k].users}
-            decision = self.decisions.get(tensor)
-            if decision is not None and decision.verdict is not Verdict.CARRIED and not decision.keeps_float_result:
+            if self._is_integer(tensor):
                 readers |= {u for u in tensor.users if u not in self.divided}
-            readers -= others | floating
+            readers -= others | self.floating[tensor]
         return sorted(readers, key=lambda n: order.get(n, len(order)))
+
+    def _is_integer(self, tensor: fx.Node) -> bool:
+        decision = self.decisions.get(tensor)
+        return decision is not None and decision.verdict is not Verdict.CARRIED and not decision.keeps_float_result
 
 
 def _text(recipe: TensorRecipe) -> str:
     return recipe.model_dump_json()
 
 
-def _name(key: Key, users: list[fx.Node], *, first: bool) -> str:
-    return key[0].name if first or not users else f"{key[0].name}_for_{users[0].name}"
+def _insert_call(region: Region, quantizer: str, tensor: fx.Node, name: str, users: list[fx.Node]) -> None:
+    """Let ``users`` read a tensor through a quantizer."""
+    with region.model.graph.inserting_after(tensor):
+        call = region.model.graph.create_node("call_module", quantizer, (tensor,), name=name)
+    copy_facts(tensor, call)
+    for user in users:
+        user.replace_input_with(tensor, call)
 
 
 def _fitting(recipe: TensorRecipe, tensor: fx.Node) -> QuantSpec:
     """The spec asked for, with one scale for a tensor that has no such axis."""
-    spec, info = needed_spec(recipe), facts(tensor).tensor
+    spec, shape = needed_spec(recipe), shape_of(tensor)
     axis = getattr(spec.granularity, "axis", None)
-    if axis is None or info is None or -len(info.shape) <= axis < len(info.shape):
+    if axis is None or shape is None or -len(shape) <= axis < len(shape):
         return spec
     return spec.with_(granularity=PerTensor())

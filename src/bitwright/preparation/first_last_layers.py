@@ -2,44 +2,44 @@
 
 from collections.abc import Callable, Iterable
 
-from torch import fx
+from torch import fx, nn
 
 from bitwright.graph import CapturedModel
 from bitwright.graph.facts import facts
+from bitwright.graph.walks import reached_from
+from bitwright.nn.operators import operator_of
 
 
-def end_layers(model: CapturedModel, has_weight: Callable[[fx.Node], bool]) -> set[fx.Node]:
-    """The layers with a weight that read the network's input or give its output, only single-input operators between.
+def first_last_layers(model: CapturedModel, modules: dict[str, nn.Module]) -> set[fx.Node]:
+    """The layers with a weight that read the network's input or give its output, with single-input operators between.
 
     Args:
         model: the network.
-        has_weight: says whether a node is a layer with a weight.
+        modules: its modules by name.
     """
-    found: set[fx.Node] = set()
+
+    def has_weight(node: fx.Node) -> bool:
+        operator = operator_of(node, modules)
+        return operator is not None and operator.weight
+
+    found: list[fx.Node] = []
     for node in model.graph.nodes:
         if node.op == "placeholder":
-            found |= _reached(node, has_weight, lambda n: n.users)
+            found += reached_from(node, _until(has_weight, lambda n: n.users, node))
         elif node.op == "output":
-            found |= _reached(node, has_weight, lambda n: n.all_input_nodes)
-    return found
+            found += reached_from(node, _until(has_weight, lambda n: n.all_input_nodes, node))
+    return {node for node in found if has_weight(node)}
 
 
-def _reached(
-    start: fx.Node,
-    has_weight: Callable[[fx.Node], bool],
-    step: Callable[[fx.Node], Iterable[fx.Node]],
-) -> set[fx.Node]:
-    found: set[fx.Node] = set()
-    waiting, seen = [start], {start}
-    while waiting:
-        node = waiting.pop()
-        if has_weight(node):
-            found.add(node)
-        elif node is start or _tensors_in(node) <= 1:
-            near = [n for n in step(node) if n not in seen]
-            seen.update(near)
-            waiting += near
-    return found
+def _until(
+    has_weight: Callable[[fx.Node], bool], step: Callable[[fx.Node], Iterable[fx.Node]], start: fx.Node
+) -> Callable[[fx.Node], Iterable[fx.Node]]:
+    """Go on from ``start`` and over operators with one tensor, as far as the next layers with a weight."""
+
+    def go_on(node: fx.Node) -> Iterable[fx.Node]:
+        return step(node) if node is start or (not has_weight(node) and _tensors_in(node) <= 1) else ()
+
+    return go_on
 
 
 def _tensors_in(node: fx.Node) -> int:

@@ -1,32 +1,23 @@
 """The ledger: for every operator of a model, what was asked, what it got, and why."""
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from enum import Enum
 
 from torch import nn
 
 from bitwright.backends import Backend
 from bitwright.errors import ConfigError
 from bitwright.graph import Inputs
-from bitwright.graph.capture.guards import Decision
-from bitwright.graph.sketch import Spot
+from bitwright.graph.capture.guards import Decision as Guard
+from bitwright.graph.sketch import NodeSketch
+from bitwright.preparation.decisions import Decision, Decisions, Verdict
 from bitwright.recipe import Recipe
 
 WAITING = "bitwright_waits"  # in the __dict__ of a model that will be prepared when it is first called
 
 
-class Verdict(Enum):
-    """How an operator will compute."""
-
-    INTEGER = "integer"
-    FUSED = "fused"  # part of the integer operator before it
-    CARRIED = "carried"  # moves quantized values without changing them
-    PARTLY = "partly"  # only its weight, only its inputs or only its result are quantized
-    FLOAT = "float"
-
-
-@dataclass
+@dataclass(frozen=True)
 class Entry:
     """One operator in the ledger.
 
@@ -40,6 +31,8 @@ class Entry:
         input: specs of its inputs, as it got them.
         output: spec of its result, as it got it.
         asked: the specs that rule, recipe and backend ask for.
+        graph: the qualified name of the graph it is in; None for a layer outside of any graph.
+        node: the name of its call in that graph.
     """
 
     name: str
@@ -51,6 +44,8 @@ class Entry:
     input: str = ""
     output: str = ""
     asked: str = ""
+    graph: str | None = None
+    node: str = ""
 
 
 @dataclass
@@ -63,12 +58,51 @@ class Ledger:
     entries: list[Entry] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     islands: dict[str, str] = field(default_factory=dict)
-    decisions: list[Decision] = field(default_factory=list)
-    before: dict[str, tuple[Spot, ...]] = field(default_factory=dict)  # the graphs as captured, by where they are
+    guards: list[Guard] = field(default_factory=list)
+    before: dict[str, tuple[NodeSketch, ...]] = field(default_factory=dict)  # the graphs as captured, by their paths
 
     def count(self) -> Counter[Verdict]:
         """How many operators got which verdict."""
         return Counter(e.verdict for e in self.entries)
+
+
+def entries_of(decisions: Decisions, owner: nn.Module, backend: Backend, graph: str | None = None) -> list[Entry]:
+    """The entries for a table of decisions.
+
+    Args:
+        decisions: the table.
+        owner: the module that has the quantizers the decisions name.
+        backend: the target.
+        graph: where the graph stands that the decisions are about, if they are about one.
+    """
+    return [
+        Entry(
+            decision.name,
+            decision.kind,
+            decision.verdict,
+            decision.judgement.reason,
+            decision.rule.match if decision.rule is not None else "",
+            _specs(owner, [decision.weight] if decision.weight else []),
+            _specs(owner, decision.inputs),
+            _specs(owner, decision.outputs),
+            _asked(decision, backend),
+            graph,
+            node if graph is not None else "",
+        )
+        for node, decision in decisions.items()
+    ]
+
+
+def _specs(owner: nn.Module, names: Iterable[str]) -> str:
+    return ", ".join(dict.fromkeys(str(owner.get_submodule(name).spec) for name in names))
+
+
+def _asked(decision: Decision, backend: Backend) -> str:
+    possible = (
+        decision.kind in backend.operators.integer and decision.verdict is not Verdict.CARRIED and not decision.skipped
+    )
+    has_weight = decision.operator is not None and decision.operator.weight
+    return decision.recipe.text(has_weight) if decision.quantizes or possible else ""
 
 
 def attach(model: nn.Module, ledger: Ledger) -> None:

@@ -10,6 +10,7 @@ from torch import nn
 from bitwright.backends import Backend
 from bitwright.errors import ConfigError
 from bitwright.preparation.ledger import Entry, Ledger, ledger_of
+from bitwright.preparation.pipeline import prepare
 from bitwright.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -95,8 +96,6 @@ def plan(
     Returns:
         A table that prints itself; ``entries`` has the rows.
     """
-    from bitwright.preparation import prepare
-
     if example_inputs is None:
         raise ConfigError("plan needs example inputs to capture the model: plan(model, recipe, example_inputs)")
     prepared = prepare(

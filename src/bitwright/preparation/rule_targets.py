@@ -1,32 +1,45 @@
-"""Subjects: the operators of a captured model as rules see them."""
+"""Rule targets: the operators of a captured model as rules see them."""
 
 from torch import fx, nn
 
 from bitwright.graph.facts import facts
 from bitwright.graph.model import users_class
-from bitwright.recipe import Subject
+from bitwright.graph.names import node_name, qualified
+from bitwright.nn.operators import operator_of_module
+from bitwright.recipe import RuleTarget
 
 
-class Subjects:
-    """Tells rules what the operators of a model are called, and of which classes they are part.
+class RuleTargets:
+    """Tells what rules call the operators of a model, and of which classes they are part.
 
     Args:
-        whole: the captured model, or the user's own where it could not be captured as a whole.
+        whole: the captured model, or the user's own if it could not be captured as a whole.
     """
 
     def __init__(self, whole: nn.Module) -> None:
         modules = whole.named_modules(remove_duplicate=False)
         self._types = {path: _class_names(module) for path, module in modules}
+        self.seen: dict[RuleTarget, None] = {}  # all that were asked for, for rules that match nothing
 
-    def of_node(self, node: fx.Node, name: str, prefix: str, operator: str) -> Subject:
-        """A call in the graph that stands at ``prefix``."""
-        scope = _join(prefix, facts(node).scope)
-        path = name if node.op == "call_module" else scope
-        return Subject(name, scope, operator, self._along(path), _join(prefix, node.name))
+    def of_node(self, node: fx.Node, path: str, operator: str) -> RuleTarget:
+        """A call in the graph that stands at ``path``."""
+        name, scope = qualified(path, node_name(node)), qualified(path, facts(node).scope)
+        types = self._along(name if node.op == "call_module" else scope)
+        return self._note(RuleTarget(name, scope, operator, types, qualified(path, node.name)))
 
-    def of_module(self, path: str, operator: str) -> Subject:
+    def of_module(self, path: str, module: nn.Module) -> RuleTarget:
         """A module outside of any graph."""
-        return Subject(path, path, operator, self._along(path))
+        return self._note(RuleTarget(path, path, module_kind(module), self._along(path)))
+
+    def note_modules(self, region: fx.GraphModule, path: str) -> None:
+        """Remember the modules that a graph calls, also those that simplifying takes away."""
+        for node in region.graph.nodes:
+            if node.op == "call_module":
+                self.of_node(node, path, module_kind(region.get_submodule(str(node.target))))
+
+    def _note(self, target: RuleTarget) -> RuleTarget:
+        self.seen[target] = None
+        return target
 
     def _along(self, path: str) -> tuple[str, ...]:
         """The classes of a module and of all that it is part of."""
@@ -35,10 +48,12 @@ class Subjects:
         return tuple(dict.fromkeys(name for p in reversed(paths) for name in self._types.get(p, ())))
 
 
+def module_kind(module: nn.Module) -> str:
+    """What the ledger and rules call what a module computes."""
+    operator = operator_of_module(module)
+    return operator.name if operator else type(module).__name__
+
+
 def _class_names(module: nn.Module) -> list[str]:
     classes = users_class(module).__mro__
     return [cls.__name__ for cls in classes if issubclass(cls, nn.Module) and cls is not nn.Module]
-
-
-def _join(prefix: str, name: str) -> str:
-    return ".".join(p for p in (prefix, name) if p)

@@ -1,66 +1,73 @@
 """Swap QModules in: layers that will compute in integers get quantizers of their own and keep their names."""
 
 import inspect
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from torch import fx, nn
 
 from bitwright.backends import Backend
 from bitwright.errors import ConfigError
-from bitwright.graph import CapturedModel
-from bitwright.graph.names import add_internal, put_submodule
+from bitwright.graph.build import module_of
+from bitwright.graph.names import add_internal
 from bitwright.nn.layer import QuantLayer
 from bitwright.nn.mixins import QuantInputMixin, QuantMixin
 from bitwright.nn.opr import QuantOpr
 from bitwright.nn.registry import adopt, is_custom, qmodule_for
-from bitwright.preparation.build import build, needed_spec, no_quantizer, on_axis
-from bitwright.preparation.decide import Decision
-from bitwright.preparation.ledger import Entry, Verdict
-from bitwright.preparation.wishes import Wishes
+from bitwright.preparation.build_quantizers import make_quantizer, needed_spec, no_quantizer, on_axis
+from bitwright.preparation.decisions import Decision, Judgement
+from bitwright.preparation.operator_recipe import OperatorRecipe
+from bitwright.preparation.region import Job, Region
+from bitwright.preparation.verdicts import NO_QMODULE, NOT_SWAPPED, shares_weight
 from bitwright.recipe import Recipe, TensorRecipe
 
 
-def swap(model: CapturedModel, decisions: dict[fx.Node, Decision], recipe: Recipe, backend: Backend) -> None:
+def swap(region: Region, job: Job, nodes: Collection[fx.Node]) -> None:
     """Replace layers whose weight is quantized by their QModules, and all that a user's QModule serves."""
-    swapped: dict[str, nn.Module] = {}
-    taken_over: dict[nn.Module | None, nn.Module] = {}
-    for node, decision in decisions.items():
-        weight = decision.wishes.weight
-        has_weight = decision.operator is not None and decision.operator.weight and not weight.floating
-        if not decision.quantizes or not (has_weight or decision.custom):
+    swapped: dict[nn.Module, nn.Module] = {}
+    for node in nodes:
+        decision, module = region.decisions.get(node), module_of(node, region.model)
+        if decision is None or module in swapped or not _needs_qmodule(decision, module):
             continue
-        if node.op == "call_module":
-            name = str(node.target)
-            if name in swapped:
-                continue
-            module = model.get_submodule(name)
-            source: Any = type(module)
+        made = _qmodule(node, module, decision, job)
+        if isinstance(made, Judgement):
+            region.decisions.judge(node, made)
+        elif module is not None:
+            swapped[module] = made
         else:
-            name, module, source = "", None, node.target
-        cls = qmodule_for(source)
-        if cls is None:
-            decision.entry.verdict, decision.entry.reason = (
-                Verdict.FLOAT,
-                "no quantized module is registered for it",
-            )
-            continue
-        qmodule: Any = make(cls, node if module is None else module, decision.entry.name, recipe)
-        if weight.floating and quantizes_weight(qmodule):
-            decision.entry.verdict, decision.entry.reason = Verdict.PARTLY, "its weight stays float: it is not swapped"
-            continue
-        _give_weight_quantizer(qmodule, decision.entry.name, weight, backend)
-        if isinstance(qmodule, QuantInputMixin) and "_input_quantizer" not in qmodule.__dict__:
-            qmodule.place_input_quantizer(no_quantizer(backend.activations.spec))  # until one is placed
-        if module is None:
-            node.op, node.target = "call_module", add_internal(model, "functions", node.name, qmodule)
-        else:
-            put_submodule(model, name, qmodule)
-            swapped[name] = taken_over[module] = qmodule
-    for parent in model.modules():  # a layer may have several names
-        parent._modules.update({n: taken_over[m] for n, m in parent._modules.items() if m in taken_over})
-    for node, decision in decisions.items():
-        if not decision.quantizes and node.op == "call_module" and str(node.target) in swapped:
-            decision.entry.reason += ", but its weight is quantized, as another call of it has it"
+            node.op, node.target = "call_module", add_internal(region.model, "functions", node.name, made)
+    _note_shared_weights(region, nodes, swapped)
+    for parent in list(region.model.modules()):  # a layer may have several names
+        parent._modules.update({n: swapped[m] for n, m in parent._modules.items() if m in swapped})
+
+
+def _note_shared_weights(region: Region, nodes: Collection[fx.Node], swapped: Mapping[nn.Module, nn.Module]) -> None:
+    """Say of float calls that the weight is quantized if another call of the layer has it so."""
+    for node in nodes:
+        decision = region.decisions.get(node)
+        if decision is not None and not decision.quantizes and module_of(node, region.model) in swapped:
+            region.decisions.judge(node, shares_weight(decision.judgement))
+
+
+def _needs_qmodule(decision: Decision, module: nn.Module | None) -> bool:
+    if isinstance(module, QuantInputMixin):
+        return False
+    has_weight = decision.operator is not None and decision.operator.weight and not decision.recipe.weight.floating
+    return decision.quantizes and (has_weight or decision.custom is not None)
+
+
+def _qmodule(node: fx.Node, module: nn.Module | None, decision: Decision, job: Job) -> Judgement | nn.Module:
+    """The QModule that takes the place of a call, with its weight quantizer; or the verdict if there is none."""
+    cls = qmodule_for(node.target if module is None else type(module))
+    if cls is None:
+        return NO_QMODULE
+    made: Any = make(cls, node if module is None else module, decision.name, job.recipe)
+    if decision.recipe.weight.floating and quantizes_weight(made):
+        return NOT_SWAPPED
+    _give_weight_quantizer(made, decision.name, decision.recipe.weight, job.backend)
+    if isinstance(made, QuantInputMixin) and "_input_quantizer" not in made.__dict__:
+        made.place_input_quantizer(no_quantizer(job.backend.activations.spec))  # until one is placed
+    return made
 
 
 def make(cls: type[Any], source: nn.Module | fx.Node, name: str, recipe: Recipe | None) -> Any:  # noqa: ANN401
@@ -85,25 +92,18 @@ def quantizes_weight(module: nn.Module) -> bool:
     return module.has_weight() if isinstance(module, QuantOpr) else isinstance(module, QuantMixin)
 
 
-def give_quantizers(module: Any, name: str, wishes: Wishes, backend: Backend) -> None:  # noqa: ANN401
+def give_quantizers(module: Any, name: str, recipe: OperatorRecipe, backend: Backend) -> None:  # noqa: ANN401
     """Give a QModule outside of any graph the quantizers of the recipe, its own."""
-    if wishes.input.floating:
+    if recipe.input.floating:
         module.place_input_quantizer(no_quantizer(backend.activations.spec))
     else:
-        module._input_quantizer = build(wishes.input, needed_spec(wishes.input), f"input of {name}")
-    _give_weight_quantizer(module, name, wishes.weight, backend)
+        module._input_quantizer = make_quantizer(recipe.input, needed_spec(recipe.input), f"input of {name}")
+    _give_weight_quantizer(module, name, recipe.weight, backend)
 
 
 def _give_weight_quantizer(module: Any, name: str, weight: TensorRecipe, backend: Backend) -> None:  # noqa: ANN401
     if quantizes_weight(module):
         spec = backend.check("weights", on_axis(weight, module.channel_axis), f"the weight of {name}")
-        module._weight_quantizer = build(weight, spec, f"{name}.weight")
+        module._weight_quantizer = make_quantizer(weight, spec, f"{name}.weight")
     if isinstance(module, QuantLayer) and not backend.integer_bias:
         module.quantize_bias = False
-
-
-def note_quantizers(entry: Entry, module: nn.Module) -> None:
-    """Write into the ledger that a module quantizes, and how."""
-    entry.verdict, entry.reason = Verdict.INTEGER, ""
-    specs = {kind: getattr(module, f"_{kind}_quantizer", None) for kind in ("input", "weight")}
-    entry.input, entry.weight = ("" if q is None else str(q.spec) for q in specs.values())

@@ -11,7 +11,7 @@ from pydantic import AliasChoices, Field, ValidationError, field_validator, mode
 from bitwright.errors import ConfigError, UnknownNameError, suggest
 from bitwright.files import atomic_write
 from bitwright.recipe.presets import PRESETS, expand, find_preset
-from bitwright.recipe.rule import Rule, Subject
+from bitwright.recipe.rule import Rule, RuleTarget
 from bitwright.recipe.tensor import TensorRecipe
 from bitwright.validation import Strict, mistakes, read_data, read_text, write_yaml
 
@@ -104,19 +104,19 @@ class Recipe(Strict):
         """The JSON schema of recipes, for editors and other programs."""
         return {"$schema": SCHEMA_ID, **cls.model_json_schema()}
 
-    def rule_for(self, subject: Subject) -> Rule | None:
+    def rule_for(self, target: RuleTarget) -> Rule | None:
         """The last rule that matches."""
-        return next((r for r in reversed(self.rules) if r.matches(subject)), None)
+        return next((r for r in reversed(self.rules) if r.matches(target)), None)
 
-    def check_rules(self, subjects: Iterable[Subject]) -> None:
+    def check_rules(self, targets: Iterable[RuleTarget]) -> None:
         """Raise if rules match none of the operators given, with the nearest names."""
-        known = list(subjects)
+        known = list(targets)
         lost = [r.match for r in self.rules if not r.optional and not any(r.matches(each) for each in known)]
         if lost:
             raise UnknownNameError("; ".join(f"the rule {m!r} matches no layer{_hint(m, known)}" for m in lost))
 
 
-def _hint(match: str, known: list[Subject]) -> str:
+def _hint(match: str, known: list[RuleTarget]) -> str:
     """The nearest names of the kind that a rule asks for."""
     choices = {
         "op": [f"op:{s.operator}" for s in known if s.operator],

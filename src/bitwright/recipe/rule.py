@@ -14,7 +14,7 @@ Kind = Literal["weight", "input", "output"]
 
 
 @dataclass(frozen=True)
-class Subject:
+class RuleTarget:
     """An operator as rules see it.
 
     Attributes:
@@ -97,19 +97,16 @@ class Rule(Strict):
             return self.weight
         return (self.input if kind == "input" else self.output).over(self.activation)
 
-    def matches(self, subject: Subject) -> bool:
+    def matches(self, target: RuleTarget) -> bool:
         """Whether this rule speaks of an operator."""
         kind, _, wanted = self.match.partition(":")
-        if kind == "op":
-            return fnmatchcase(subject.operator, wanted)
-        if kind == "type":
-            return any(fnmatchcase(t, wanted) for t in subject.types)
-        if kind == "node":
-            return fnmatchcase(subject.node, wanted)
         if kind == "re":
-            return any(re.fullmatch(wanted, path) for path in subject.paths())
-        inside = any(p == self.match or p.startswith(self.match + ".") for p in (subject.name, subject.scope))
-        return inside or any(fnmatchcase(path, self.match) for path in subject.paths())
+            return any(re.fullmatch(wanted, path) for path in target.paths())
+        if kind in ("op", "type", "node"):
+            names = {"op": (target.operator,), "type": target.types, "node": (target.node,)}[kind]
+            return any(fnmatchcase(name, wanted) for name in names)
+        inside = any(f"{path}.".startswith(f"{self.match}.") for path in (target.name, target.scope))
+        return inside or any(fnmatchcase(path, self.match) for path in target.paths())
 
     def to_data(self) -> dict[str, Any]:
         """Plain data without what is not asked."""

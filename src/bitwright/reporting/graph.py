@@ -11,7 +11,7 @@ from markupsafe import Markup, escape
 from torch import nn
 
 from bitwright.graph import CapturedModel
-from bitwright.graph.sketch import Spot, sketch
+from bitwright.graph.sketch import NodeSketch, sketch
 from bitwright.preparation import Ledger, Verdict
 from bitwright.reporting.text import count
 
@@ -45,14 +45,12 @@ class _Box:
 
 def pictures(model: nn.Module, ledger: Ledger) -> list[Picture]:
     """A picture of every graph in a prepared model."""
-    entries = {entry.name: entry for entry in ledger.entries}
     made = []
     for path, region in model.named_modules():
         if not isinstance(region, CapturedModel):
             continue
         now, before = sketch(region), ledger.before.get(path)
-        prefix = f"{path}." if path else ""
-        verdicts = {s.node: e.verdict for s in (*now, *(before or ())) if (e := entries.get(prefix + s.name))}
+        verdicts = {entry.node: entry.verdict for entry in ledger.entries if entry.graph == path}
         left = {s.name for s in now}
         gone = {s.node for s in before or () if s.role == "operator" and s.name not in left}
         drawn = draw(before, {}, gone, f"{path or 'the model'} as captured") if before else None
@@ -61,10 +59,13 @@ def pictures(model: nn.Module, ledger: Ledger) -> list[Picture]:
 
 
 def draw(
-    spots: Sequence[Spot], verdicts: Mapping[str, Verdict], gone: Sequence[str] | set[str] = (), title: str = "graph"
+    nodes: Sequence[NodeSketch],
+    verdicts: Mapping[str, Verdict],
+    gone: Sequence[str] | set[str] = (),
+    title: str = "graph",
 ) -> Markup:
     """Draw a graph as SVG; ``gone`` are nodes marked as those that were replaced later."""
-    boxes = _boxes(spots, verdicts, gone)
+    boxes = _boxes(nodes, verdicts, gone)
     places = _layers(boxes)
     width, height = _lay_out(places)
     lines = [f'<path class="edge" d="{_curve(i, box)}"/>' for layer in places for box in layer for i in box.inputs]
@@ -73,21 +74,21 @@ def draw(
     return Markup("".join([head, *lines, *(_shape(box) for box in boxes), "</svg>"]))
 
 
-def _boxes(spots: Sequence[Spot], verdicts: Mapping[str, Verdict], gone: Sequence[str] | set[str]) -> list[_Box]:
+def _boxes(nodes: Sequence[NodeSketch], verdicts: Mapping[str, Verdict], gone: Sequence[str] | set[str]) -> list[_Box]:
     """The boxes in the graph's order: one for each node or, of a large graph, for each run of nodes in one module."""
-    group = _grouping(spots)
+    group = _grouping(nodes)
     boxes: list[_Box] = []
     at: dict[str, _Box] = {}
-    members: defaultdict[_Box, list[Spot]] = defaultdict(list)
-    for spot, key in zip(spots, group, strict=True):
+    members: defaultdict[_Box, list[NodeSketch]] = defaultdict(list)
+    for node, key in zip(nodes, group, strict=True):
         if key is None or not boxes or boxes[-1].scope != key:
-            role = f"{spot.role} gone" if spot.node in gone else spot.role
-            boxes.append(_Box(_short(spot.name), f"{spot.name} {spot.kind}".strip(), role, key or ""))
-        box = at[spot.node] = boxes[-1]
-        members[box].append(spot)
-        box.inputs.update({at[i]: None for i in spot.inputs if i in at and at[i] is not box})
-        if spot.role == "operator" and spot.node in verdicts:
-            box.verdicts[verdicts[spot.node].value] += 1
+            role = f"{node.role} gone" if node.node in gone else node.role
+            boxes.append(_Box(_short(node.name), f"{node.name} {node.kind}".strip(), role, key or ""))
+        box = at[node.node] = boxes[-1]
+        members[box].append(node)
+        box.inputs.update({at[i]: None for i in node.inputs if i in at and at[i] is not box})
+        if node.role == "operator" and node.node in verdicts:
+            box.verdicts[verdicts[node.node].value] += 1
     for box in boxes:
         inside = [s for s in members[box] if s.role == "operator"]
         if len(members[box]) > 1:
@@ -102,13 +103,13 @@ def _boxes(spots: Sequence[Spot], verdicts: Mapping[str, Verdict], gone: Sequenc
     return boxes
 
 
-def _grouping(spots: Sequence[Spot]) -> list[str | None]:
+def _grouping(nodes: Sequence[NodeSketch]) -> list[str | None]:
     """For each node the module it is drawn with, as deep as the picture allows; None stands for itself."""
-    if len(spots) <= _MOST:
-        return [None] * len(spots)
+    if len(nodes) <= _MOST:
+        return [None] * len(nodes)
     best: list[str | None] = []
-    for depth in range(1, 1 + max(s.scope.count(".") + 1 for s in spots)):
-        found = [".".join(s.scope.split(".")[:depth]) or None for s in spots]
+    for depth in range(1, 1 + max(s.scope.count(".") + 1 for s in nodes)):
+        found = [".".join(s.scope.split(".")[:depth]) or None for s in nodes]
         runs = sum(key is None or i == 0 or found[i - 1] != key for i, key in enumerate(found))
         if not best or runs <= _MOST:
             best = found

@@ -86,7 +86,7 @@ def test_inputs_that_take_another_way_are_refused(body, offset, reader, other):
     message = rf"take another way .* {re.escape(reader)} at {line_of(body, offset)} gives .*, and gave .* when"
     with pytest.raises(CaptureError, match=message):
         quantized(image(*other))
-    (decision,) = {(d.reader, d.where) for d in bw.ledger_of(quantized).decisions}
+    (decision,) = {(d.reader, d.where) for d in bw.ledger_of(quantized).guards}
     assert re.match(line_of(body, offset), decision[1])
     again = bw.prepare(model, image(*other))
     x = image(*other)

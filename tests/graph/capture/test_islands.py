@@ -29,7 +29,7 @@ def test_data_dependent_control_flow_is_an_island():
     verdicts = {e.name: e.verdict for e in ledger.entries}
     assert verdicts["0"] is verdicts["2"] is verdicts["1.inner.0"] is verdicts["1.single"] is Verdict.INTEGER
     (entry,) = (e for e in ledger.entries if e.name == "1")
-    assert entry.reason == "an island: it runs as written, and its layers are entered on their own"
+    assert entry.reason == "an island: it runs as written, and its layers are listed separately"
     assert "fold_batchnorm: folded 1 into 0" in ledger.notes
     quantized.load_state_dict(model.state_dict())
     bw.calibrate(quantized, [x, image()])

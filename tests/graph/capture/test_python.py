@@ -163,7 +163,7 @@ def test_sizes_stay_free(body):
 
 def test_numbers_that_python_needs_are_decisions():
     quantized = prepared(Net(by_arithmetic), image(2, 8))
-    assert {d.reader for d in bw.ledger_of(quantized).decisions} == {"int()", "if"}
+    assert {d.reader for d in bw.ledger_of(quantized).guards} == {"int()", "if"}
 
 
 def test_a_buffer_indexed_by_sizes():
@@ -174,7 +174,7 @@ def test_a_buffer_indexed_by_sizes():
 
 def test_iterating_over_a_batch_is_a_decision():
     quantized = prepared(Net(by_iteration), image(2), image(2))
-    decisions = bw.ledger_of(quantized).decisions
+    decisions = bw.ledger_of(quantized).guards
     assert [(d.reader, d.where.rsplit(":", 1)[0].rsplit("/", 1)[-1]) for d in decisions][:1] == [
         ("for", "test_python.py")
     ]
@@ -187,7 +187,7 @@ def test_decisions_name_the_line():
         return self.conv(x) * 2
 
     quantized = prepared(Net(body), image(2))
-    (decision,) = bw.ledger_of(quantized).decisions
+    (decision,) = bw.ledger_of(quantized).guards
     line = body.__code__.co_firstlineno + 1
     assert decision.reader == "if"
     assert decision.where == f"{__file__}:{line}"

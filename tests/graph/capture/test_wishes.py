@@ -313,4 +313,4 @@ def test_the_explanation_of_a_plain_model():
 
 def test_a_prepared_model_is_what_was_explained():
     model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU())
-    assert bw.explain_capture(model, image()).decisions == bw.ledger_of(prepared(model, image())).decisions == []
+    assert bw.explain_capture(model, image()).decisions == bw.ledger_of(prepared(model, image())).guards == []

@@ -14,7 +14,7 @@ from bitwright.errors import ConfigError, UnknownNameError, suggest
 from bitwright.graph import Inputs, check_attributes
 from bitwright.graph.capture.leaves import find_leaves
 from bitwright.nn.registry import serving
-from bitwright.preparation import check_wishes, prepare
+from bitwright.preparation import prepare, resolve_recipe
 from bitwright.preparation.ledger import is_prepared
 
 
@@ -49,7 +49,7 @@ def prepare_by_platform(
     if is_prepared(model):
         raise ConfigError("this model is prepared already; prepare the float model it was made from")
     config = read_config(deploy_backend, prepare_custom_config_dict)
-    check_wishes(None, config.recipe, None, None, ())
+    resolve_recipe(None, config.recipe, None, None, ())
     leaves = _opaque(model, custom_tracer)
     find_leaves(model, config.recipe.leaves)
     check_attributes(model, config.preserve_attr)

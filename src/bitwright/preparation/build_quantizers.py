@@ -5,7 +5,7 @@ from bitwright.recipe import TensorRecipe
 from bitwright.spec import PerChannel, QuantSpec
 
 
-def build(recipe: TensorRecipe, spec: QuantSpec, label: str) -> TensorQuantizer:
+def make_quantizer(recipe: TensorRecipe, spec: QuantSpec, label: str) -> TensorQuantizer:
     """A quantizer by recipe."""
     quantizer = TensorQuantizer(
         spec,
@@ -19,12 +19,12 @@ def build(recipe: TensorRecipe, spec: QuantSpec, label: str) -> TensorQuantizer:
 
 
 def no_quantizer(spec: QuantSpec | None = None) -> TensorQuantizer:
-    """Stands for the quantizer of an input that stays float: it is off, and in no tree, so nothing turns it on."""
+    """Stand for the quantizer of an input that stays float: off, and owned by no module, so nothing turns it on."""
     return TensorQuantizer(spec or QuantSpec())
 
 
 def on_axis(recipe: TensorRecipe, axis: int) -> QuantSpec:
-    """The spec of a weight, its channel axis being where the operator has its output channels."""
+    """The spec of a weight whose output channels lie on ``axis``."""
     spec = needed_spec(recipe)
     return spec.with_(granularity=PerChannel(axis)) if isinstance(spec.granularity, PerChannel) else spec
 

@@ -1,0 +1,85 @@
+"""OperatorRecipe: what is asked for one operator, without gaps: the rule over the recipe over the backend."""
+
+from dataclasses import dataclass, field
+
+from bitwright.backends import Backend
+from bitwright.recipe import Recipe, Rule, TensorRecipe, with_bits
+from bitwright.recipe.rule import Kind
+from bitwright.spec import QuantSpec
+
+# What bits alone mean if the backend has no specs of its own.
+_NEUTRAL = {
+    "weight": QuantSpec.parse("int8 symmetric channel:0"),
+    "input": QuantSpec.parse("uint8 affine tensor"),
+    "output": QuantSpec.parse("uint8 affine tensor"),
+}
+
+
+@dataclass(frozen=True)
+class OperatorRecipe:
+    """How the tensors of one operator shall be quantized."""
+
+    weight: TensorRecipe = field(default_factory=TensorRecipe)
+    input: TensorRecipe = field(default_factory=TensorRecipe)
+    output: TensorRecipe = field(default_factory=TensorRecipe)
+
+    def problem(self, backend: Backend, has_weight: bool) -> str | None:
+        """Why the backend cannot do that, or None if it can."""
+        weights = [backend.why_not("weights", self.weight.quant_spec)] if has_weight else []
+        activations = [backend.why_not("activations", recipe.quant_spec) for recipe in (self.input, self.output)]
+        return next((problem for problem in (*weights, *activations) if problem), None)
+
+    def text(self, has_weight: bool) -> str:
+        """The specs in one line."""
+        kinds = [("weight", self.weight)] if has_weight else []
+        kinds += [("input", self.input)] + ([("output", self.output)] if self.output.spec != self.input.spec else [])
+        return ", ".join(f"{kind} {recipe.spec}" for kind, recipe in kinds)
+
+
+def operator_recipe(
+    rule: Rule | None, recipe: Recipe, backend: Backend, *, first_or_last: bool = False
+) -> OperatorRecipe:
+    """All that is asked for an operator that ``rule`` speaks of.
+
+    Args:
+        rule: the rule that won, if any.
+        recipe: the user's recipe.
+        backend: the target.
+        first_or_last: whether it is a first or last layer; some backends give it more bits unless its rule has a spec.
+    """
+    general: dict[Kind, TensorRecipe] = {
+        "weight": recipe.weight,
+        "input": recipe.activation,
+        "output": recipe.activation,
+    }
+    tensors = []
+    for kind, below in general.items():
+        by_rule = rule.asked(kind) if rule is not None else TensorRecipe()
+        asked = by_rule.over(below)
+        if kind == "weight" and asked.bits in backend.weights.used_bits:
+            asked = asked.model_copy(update={"bits": backend.weights.used_bits[asked.bits]})
+        whole = _complete(asked, kind, backend)
+        if first_or_last and kind != "output" and by_rule.spec is None and by_rule.bits is None:
+            whole = _in_bits(whole, backend.first_last_bits)
+        tensors.append(whole)
+    return OperatorRecipe(*tensors)
+
+
+def _complete(asked: TensorRecipe, kind: Kind, backend: Backend) -> TensorRecipe:
+    """What is asked for a tensor, with the backend's choice where nothing is."""
+    rules = backend.weights if kind == "weight" else backend.activations
+    whole = asked.over(TensorRecipe(spec=rules.spec, observer=rules.observer, method=rules.method))
+    if whole.bits is not None:
+        neutral = _NEUTRAL[kind]
+        whole = whole.model_copy(update={"spec": with_bits(neutral, whole.bits), "bits": None})
+    if whole.quant_spec is not None and whole.quant_spec.format.floating and asked.method is None:
+        return whole.model_copy(update={"method": "FixedFakeQuantize", "method_options": {}})
+    return whole
+
+
+def _in_bits(recipe: TensorRecipe, bits: int | None) -> TensorRecipe:
+    """A recipe in another number of bits; floating-point formats stay."""
+    spec = recipe.quant_spec
+    if spec is None or spec.format.floating or bits is None:
+        return recipe
+    return recipe.model_copy(update={"spec": with_bits(spec, bits)})

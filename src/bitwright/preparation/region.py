@@ -1,0 +1,56 @@
+"""What one call of prepare works on and by: graphs with their decisions, and the job of recipe and backend."""
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from bitwright.backends import Backend
+from bitwright.graph import CapturedModel
+from bitwright.graph.names import qualified
+from bitwright.preparation.decisions import Decisions
+from bitwright.preparation.operator_recipe import OperatorRecipe, operator_recipe
+from bitwright.preparation.rule_targets import RuleTargets
+from bitwright.recipe import Recipe, Rule
+
+
+@dataclass(frozen=True)
+class Region:
+    """One graph, where it stands in the whole model, and what was decided for it."""
+
+    path: str
+    model: CapturedModel
+    decisions: Decisions = field(default_factory=Decisions)
+
+    def named(self, name: str) -> str:
+        """What the user calls something in this graph, seen from the whole model."""
+        return qualified(self.path, name)
+
+    def finish(self) -> None:
+        """Write the graph's code, and keep the decisions with it."""
+        self.model.graph.lint()
+        self.model.recompile()
+        self.decisions.keep_with(self.model)
+
+
+@dataclass(frozen=True)
+class Job:
+    """What decides how operators compute.
+
+    Attributes:
+        recipe: what the user asks for.
+        backend: what the target does.
+        targets: the operators as rules see them.
+        islands: the names of modules that run as written.
+    """
+
+    recipe: Recipe
+    backend: Backend
+    targets: RuleTargets
+    islands: Collection[str] = ()
+    _recipes: dict[tuple[int, bool], OperatorRecipe] = field(default_factory=dict)
+
+    def recipe_for(self, rule: Rule | None, *, first_or_last: bool = False) -> OperatorRecipe:
+        """All that is asked for operators that one rule, or none, speaks of."""
+        key = (id(rule), first_or_last)
+        if key not in self._recipes:
+            self._recipes[key] = operator_recipe(rule, self.recipe, self.backend, first_or_last=first_or_last)
+        return self._recipes[key]

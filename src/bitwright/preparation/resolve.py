@@ -1,0 +1,71 @@
+"""Resolve what the user asks for: one recipe for one backend, refused before any work if the backend cannot do it."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from bitwright.backends import BACKENDS, Backend, find_backend
+from bitwright.errors import ConfigError
+from bitwright.graph import read_switches
+from bitwright.preparation.build_quantizers import make_quantizer
+from bitwright.preparation.operator_recipe import operator_recipe
+from bitwright.recipe import Recipe, Rule, TensorRecipe
+
+
+def resolve_recipe(
+    backend: str | Path | Backend | None,
+    recipe: Recipe | Mapping[str, Any] | str | Path | None,
+    weight: str | None = None,
+    activation: str | None = None,
+    skip: Iterable[str] = (),
+    *,
+    allow_float: bool = False,
+) -> tuple[Recipe, Backend]:
+    """Put the arguments of ``prepare`` into one recipe, find its backend, and check one against the other."""
+    given = Recipe.parse(recipe if recipe is not None else {})
+    skips = [{"match": s, "skip": True} for s in ([skip] if isinstance(skip, str) else skip)]
+    changes: dict[str, Any] = {
+        "rules": (*given.rules, *Recipe.parse({"rules": skips}).rules),
+        "allow_float": given.allow_float or allow_float,
+    }
+    if weight is not None:
+        changes["weight"] = Recipe.parse({"weight": weight}).weight.over(given.weight)
+    if activation is not None:
+        changes["activation"] = Recipe.parse({"activation": activation}).activation.over(given.activation)
+    source = backend if backend is not None else given.backend
+    target = find_backend(source)
+    named = isinstance(source, Backend) or target.name in BACKENDS
+    changes["backend"] = target.name if named else str(source)
+    whole = given.model_copy(update=changes)
+    check_recipe(whole, target)
+    read_switches(whole.schedules)
+    return whole, target
+
+
+def check_recipe(recipe: Recipe, backend: Backend) -> None:
+    """Refuse what the backend could not run, and names of observers and methods that do not exist."""
+    if missing := _left_open(recipe, backend):
+        raise ConfigError(
+            f"the backend {backend.name} leaves the specs to you: give {' and '.join(missing)} "
+            "('int4 channel:0', 'uint4', or 'float'), or a preset such as 'W4A4'"
+        )
+    for rule in (None, *recipe.rules):
+        _check_rule(rule, recipe, backend)
+
+
+def _check_rule(rule: Rule | None, recipe: Recipe, backend: Backend) -> None:
+    asked = operator_recipe(rule, recipe, backend)
+    for kind in ("weight", "input", "output"):
+        tensor: TensorRecipe = getattr(asked, kind)
+        spec = tensor.quant_spec
+        if spec is None or (rule is not None and rule.asked(kind).empty):
+            continue
+        problem = backend.why_not("weights" if kind == "weight" else "activations", spec)
+        if problem and not recipe.allow_float:
+            raise ConfigError(f"{'the recipe' if rule is None else f'the rule {rule.match!r}'}: {problem}")
+        make_quantizer(tensor, spec, "")
+
+
+def _left_open(recipe: Recipe, backend: Backend) -> list[str]:
+    kinds = {"weight": (backend.weights, recipe.weight), "activation": (backend.activations, recipe.activation)}
+    return [k for k, (rules, own) in kinds.items() if rules.spec is None and own.spec is None and own.bits is None]

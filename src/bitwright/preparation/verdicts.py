@@ -1,0 +1,170 @@
+"""Verdicts: in integers, moved along, fused, or float. Every reason that the ledger can give stands in this file."""
+
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from bitwright.backends import Backend
+from bitwright.graph.facts import dtype_of, facts
+from bitwright.nn.mixins import QuantInputMixin
+from bitwright.nn.registry import is_custom
+from bitwright.preparation.decisions import Decision, Judgement, Verdict
+from bitwright.preparation.float_tensors import is_float, operands
+from bitwright.preparation.region import Job
+from bitwright.quantizer import TensorQuantizer
+
+# After the first judgement: what swapping and fusing make of an operator.
+NO_QMODULE = Judgement(Verdict.FLOAT, "no quantized module is registered for it")
+NOT_SWAPPED = Judgement(Verdict.PARTLY, "its weight stays float: it is not swapped")
+FOLDED = Judgement(Verdict.FUSED, "folded into the layer before it")
+OWN_QUANTIZERS = Judgement(Verdict.INTEGER, "has quantizers of its own")
+
+
+def fused_with(name: str) -> Judgement:
+    """An activation that the target computes as part of the operator before it."""
+    return Judgement(Verdict.FUSED, f"computed with {name}")
+
+
+def replaced_by(name: str) -> Judgement:
+    """An operator in whose place a schedule has put another."""
+    return Judgement(Verdict.FUSED, f"replaced by {name}")
+
+
+def shares_weight(before: Judgement) -> Judgement:
+    """A float call of a layer whose weight another call of it quantizes."""
+    return before._replace(reason=f"{before.reason}, but its weight is quantized, as another call of it has it")
+
+
+def leaf(pattern: str) -> Judgement:
+    """A module that the user keeps whole."""
+    return Judgement(Verdict.FLOAT, f"a leaf by request: {pattern!r}")
+
+
+def judge(node: fx.Node, module: nn.Module | None, decision: Decision, job: Job, *, counts: bool) -> Judgement:
+    """How a call computes, by what it is, the rule for it, the backend, and what it computes on.
+
+    Args:
+        node: the call.
+        module: what it calls, if it is a module.
+        decision: what is known before the judgement.
+        job: recipe and backend.
+        counts: whether its floats are positions and the like, which must stay whole numbers.
+    """
+    if facts(node).leaf:
+        return leaf(facts(node).leaf)
+    if counts:
+        return Judgement(Verdict.FLOAT, "it computes indices")
+    if decision.brings_quantizers or isinstance(module, QuantInputMixin):
+        return _as_written(module, decision, job)
+    if decision.skipped:
+        return _skipped(decision)
+    return _on_backend(node, module, decision, job.backend) or _on_request(decision, job) or _by_recipe(decision, job)
+
+
+def judge_loose(decision: Decision, cls: type[Any] | None, job: Job) -> Judgement:
+    """How a layer outside of any graph computes, for which the QModule ``cls`` is registered."""
+    known = decision.has_weight and decision.kind in job.backend.operators.integer
+    if cls is None or not (known or is_custom(cls)):
+        return Judgement(Verdict.FLOAT, "outside of any graph")
+    if decision.skipped:
+        return _skipped(decision)
+    if decision.recipe.weight.floating:
+        return _left_float(decision)
+    return _on_request(decision, job) or _by_recipe(decision, job)
+
+
+def _as_written(module: nn.Module | None, decision: Decision, job: Job) -> Judgement:
+    """What is a quantizer, has quantizers, or is not known."""
+    if isinstance(module, TensorQuantizer):
+        return Judgement(Verdict.INTEGER, "a quantizer placed by hand")
+    if isinstance(module, QuantInputMixin):
+        return OWN_QUANTIZERS
+    if decision.name in job.islands:
+        return Judgement(Verdict.FLOAT, "an island: it runs as written, and its layers are listed separately")
+    if isinstance(module, nn.RNNBase | nn.RNNCellBase):
+        hint = "schedules: {split_recurrent: true} quantizes LSTM and GRU"
+        return Judgement(Verdict.FLOAT, f"torch computes it in one go; {hint}")
+    return Judgement(Verdict.FLOAT, "unknown operator")
+
+
+def _on_backend(node: fx.Node, module: nn.Module | None, decision: Decision, backend: Backend) -> Judgement | None:
+    """What keeps a call from being quantized, whatever the recipe says; None if nothing does."""
+    own_choice = decision.custom is not None or decision.forced
+    if not own_choice and (found := _by_kind(node, module, decision, backend)) is not None:
+        return found
+    if obstacle := _obstacle(node, operands(node, decision.operator)):
+        return Judgement(Verdict.FLOAT, obstacle)
+    condition = None if own_choice else backend.operators.conditions.get(decision.kind)
+    if condition is not None and (obstacle := condition(node)):
+        return Judgement(Verdict.FLOAT, obstacle, keep_float=True)
+    return None
+
+
+def _by_kind(node: fx.Node, module: nn.Module | None, decision: Decision, backend: Backend) -> Judgement | None:
+    """What the operator is, and whether the backend has it."""
+    operator = decision.operator
+    if operator is None:
+        return None
+    if operator.carries_scale(node, module):
+        return Judgement(Verdict.CARRIED)
+    if not is_float(node):
+        return Judgement(Verdict.FLOAT, "not a float tensor")
+    name = operator.name
+    if name not in backend.operators.integer:
+        default = "nothing to fuse it with" if name in backend.operators.fused else f"{backend.name} runs it in float"
+        return Judgement(Verdict.FLOAT, backend.operators.reasons.get(name, default))
+    if operator.binary and name not in backend.operators.numbers and _one_is_a_number(node):
+        return Judgement(Verdict.FLOAT, "one of its operands is a plain number")
+    return None
+
+
+def _one_is_a_number(node: fx.Node) -> bool:
+    return sum(is_float(given) for given in (*node.args, *node.kwargs.values())) == 1
+
+
+def _obstacle(node: fx.Node, inputs: list[fx.Node]) -> str:
+    """Why no operator could quantize these inputs, or nothing."""
+    if not inputs:
+        return "no float tensor goes in"
+    if any(dtype_of(n) != torch.float32 for n in inputs):
+        return "its input is not float32"
+    if any(facts(n).written for n in (node, *inputs)):
+        return "it shares memory with a tensor that is written to in place"
+    return ""
+
+
+def _on_request(decision: Decision, job: Job) -> Judgement | None:
+    """Whether an operator stays float because the backend cannot do what is asked, and that is allowed."""
+    problem = decision.recipe.problem(job.backend, decision.has_weight) if job.recipe.allow_float else None
+    return Judgement(Verdict.FLOAT, f"allowed to stay float: {problem}") if problem else None
+
+
+def _by_recipe(decision: Decision, job: Job) -> Judgement:
+    """What the recipe leaves of it."""
+    placed, weight = any(decision.places(job.backend)), decision.recipe.weight
+    if not placed and (not decision.has_weight or weight.floating):
+        return _left_float(decision)
+    if decision.has_weight and weight.floating:
+        return Judgement(Verdict.PARTLY, f"its weight stays float by {_asker(decision)}")
+    if decision.has_weight and decision.recipe.input.floating:
+        return Judgement(Verdict.PARTLY, f"only its weight is quantized, by {_asker(decision)}")
+    if decision.custom is None and decision.kind not in job.backend.operators.integer:
+        return Judgement(Verdict.INTEGER, f"forced by {_rule(decision)}: {job.backend.name} runs it in float")
+    return Judgement(Verdict.INTEGER)
+
+
+def _skipped(decision: Decision) -> Judgement:
+    return Judgement(Verdict.FLOAT, f"skipped by {_rule(decision)}")
+
+
+def _left_float(decision: Decision) -> Judgement:
+    return Judgement(Verdict.FLOAT, f"left float by {_asker(decision)}")
+
+
+def _asker(decision: Decision) -> str:
+    return _rule(decision) if decision.rule is not None and decision.rule.asks else "the recipe"
+
+
+def _rule(decision: Decision) -> str:
+    return f"the rule {decision.rule.match!r}" if decision.rule is not None else "no rule"
