@@ -68,9 +68,8 @@ def _may_join(node: fx.Node, decision: Decision, backend: Backend) -> bool:
     """Whether an activation need not be computed, and rounded, by itself."""
     if not facts(node).joins or decision.skipped or decision.forced or decision.operator is None:
         return False
-    return (
-        decision.operator.name in backend.operators.fused and len(node.all_input_nodes) == 1
-    )  # its limits are plain numbers
+    plain_limits = len(node.all_input_nodes) == 1
+    return plain_limits and decision.operator.name in backend.operators.fused
 
 
 def _takes_activation(node: fx.Node, before: Decision, backend: Backend) -> bool:

@@ -98,11 +98,10 @@ def _specs(owner: nn.Module, names: Iterable[str]) -> str:
 
 
 def _asked(decision: Decision, backend: Backend) -> str:
-    possible = (
-        decision.kind in backend.operators.integer and decision.verdict is not Verdict.CARRIED and not decision.skipped
-    )
-    has_weight = decision.operator is not None and decision.operator.weight
-    return decision.recipe.text(has_weight) if decision.quantizes or possible else ""
+    computes = decision.verdict is not Verdict.CARRIED and not decision.skipped
+    if not decision.quantizes and not (computes and decision.kind in backend.operators.integer):
+        return ""
+    return decision.recipe.text(decision.operator is not None and decision.operator.weight)
 
 
 def attach(model: nn.Module, ledger: Ledger) -> None:
