@@ -109,6 +109,8 @@ def test_names_depend_on_the_model_alone(name):
     model = Nested(name, "bitwright").eval()
     first = bw.calibrate(bw.prepare(model, X, "onnxruntime"), [X])
     second = bw.prepare(copy.deepcopy(model), X, "onnxruntime")
+    assert [name for name, _ in first.named_modules()] == [name for name, _ in second.named_modules()]
+    second.load_state_dict(first.state_dict())
     assert list(first.state_dict()) == list(second.state_dict())
     assert list(copy.deepcopy(first).state_dict()) == list(first.state_dict())
     assert sum(isinstance(m, Namespace) for m in copy.deepcopy(first).modules()) == 1
