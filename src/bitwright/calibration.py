@@ -1,7 +1,8 @@
 """Calibrate: let every quantizer of a prepared model see data, then fix its range."""
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from bitwright.modes import eval_mode
 from bitwright.nn.bias import INT32_MAX
 from bitwright.nn.layer import QuantLayer
 from bitwright.nn.mixins import QuantMixin
-from bitwright.nn.weight_sites import weight_sites
+from bitwright.nn.weight_sites import WeightSite, weight_sites
 from bitwright.preparation import ledger_of
 from bitwright.progress import track
 from bitwright.quantizer import TensorQuantizer, quantizers
@@ -30,36 +31,43 @@ def calibrate(model: nn.Module, batches: Iterable[Any], *, progress: bool | None
         progress: show a progress bar; by default only on a terminal.
 
     Returns:
-        The same model, now quantizing. Quantizers on which ``disable()`` was called stay as they are, and so do those
-        without an observer, which take the range of each tensor.
+        The same model, now quantizing. Quantizers on which ``disable()`` was called stay as they are; those whose range
+        is fixed, or that have no observer and take the range of each tensor, keep doing so.
     """
-    ledger = ledger_of(model)
-    everything = quantizers(model)
+    count = len(ledger_of(model).example.args)
+    everything = quantizers(model).values()
     if not everything:
         raise CalibrationError(
             "the model has no quantizer: nothing in it runs in integers; `bitwright inspect` says why"
         )
-    found = {name: q for name, q in everything.items() if q.enabled and q._calibrator is not None}
+    found = [q for q in everything if q.enabled]
     if not found:
         raise CalibrationError(f"all {len(everything)} quantizers of the model are disabled; enable() some of them")
-    before = {name: copy.deepcopy(q.state_dict()) for name, q in found.items()}
-    try:
+    with _unchanged_if_it_fails(found):
         with torch.no_grad(), eval_mode(model):
-            _observe(model, batches, found, len(ledger.example.args), progress)
-        for quantizer in found.values():
+            _observe(model, batches, found, count, progress)
+        for quantizer in found:
             quantizer.compute_qparams()
-        for quantizer in found.values():
+        for quantizer in found:
             quantizer.quantize()
         for site in weight_sites(model):
             make_room_for_bias(site.layer)
+    return model
+
+
+@contextmanager
+def _unchanged_if_it_fails(found: list[TensorQuantizer]) -> Generator[None, None, None]:
+    """Give quantizers their state back after an error; let observers forget in any case."""
+    before = [copy.deepcopy(q.state_dict()) for q in found]
+    try:
+        yield
     except BaseException:
-        for name, state in before.items():
-            found[name].load_state_dict(state, strict=False)  # a method may have made Parameters meanwhile
+        for quantizer, state in zip(found, before, strict=True):
+            quantizer.load_state_dict(state, strict=False)  # a method may have made Parameters meanwhile
         raise
     finally:
-        for quantizer in found.values():
+        for quantizer in found:
             quantizer.observer.reset()
-    return model
 
 
 def as_batches(batches: Iterable[Any]) -> Iterable[Any]:
@@ -80,44 +88,49 @@ def as_inputs(batch: Any, count: int) -> Inputs:  # noqa: ANN401
 
 
 def _observe(
-    model: nn.Module,
-    batches: Iterable[Any],
-    found: dict[str, TensorQuantizer],
-    count: int,
-    progress: bool | None,
+    model: nn.Module, batches: Iterable[Any], found: list[TensorQuantizer], count: int, progress: bool | None
 ) -> None:
-    chosen = set(found.values())
-    own = {site.quantizer: site for site in weight_sites(model) if isinstance(site.layer, QuantMixin)}
-    for quantizer in chosen & own.keys():
-        quantizer.observer(own[quantizer].weight())
+    for quantizer in found:
         quantizer.off()
-    seeing = {name: q for name, q in found.items() if q not in own}
-    for quantizer in seeing.values():
+    waiting = [q for q in found if q.calibratable]
+    weights = {site.quantizer for site in _observed_weights(model, set(waiting))}
+    seeing = [q for q in waiting if q not in weights]
+    for quantizer in seeing:
         quantizer.observe()
     number = 0
     for number, batch in enumerate(track(as_batches(batches), "calibrating", show=progress), start=1):
         inputs = as_inputs(batch, count)
-        for quantizer in seeing.values():
+        for quantizer in seeing:
             quantizer.observer.batch = number
-        try:
-            model(*inputs.args, **inputs.kwargs)
-        except CalibrationError:
-            raise
-        except Exception as error:
-            raise CalibrationError(
-                f"the model refuses calibration batch {number} {inputs}: {type(error).__name__}: {error}"
-            ) from error
+        _run(model, inputs, number)
         _check_finite(seeing, number)
     if not number:
         raise CalibrationError("the calibration data is empty: it gave no batch")
 
 
-def _check_finite(seeing: dict[str, TensorQuantizer], batch: int) -> None:
-    watched = [q for q in seeing.values() if q.observer.batches]
-    ends = [end.reshape(-1) for q in watched for end in q.observer.seen()]
-    if not ends or bool(torch.isfinite(torch.cat(ends)).all()):
+def _observed_weights(model: nn.Module, waiting: set[TensorQuantizer]) -> Iterator[WeightSite]:
+    for site in weight_sites(model):
+        if site.quantizer in waiting and isinstance(site.layer, QuantMixin):
+            site.quantizer.observer(site.weight())
+            yield site
+
+
+def _run(model: nn.Module, inputs: Inputs, number: int) -> None:
+    try:
+        model(*inputs.args, **inputs.kwargs)
+    except CalibrationError:
+        raise
+    except Exception as error:
+        raise CalibrationError(
+            f"the model refuses calibration batch {number} {inputs}: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _check_finite(seeing: list[TensorQuantizer], batch: int) -> None:
+    seen = {q: torch.cat([end.reshape(-1) for end in q.observer.seen()]) for q in seeing if q.observer.batches}
+    if not seen or bool(torch.isfinite(torch.cat(list(seen.values()))).all()):
         return
-    first = next(q for q in watched if not all(bool(torch.isfinite(end).all()) for end in q.observer.seen()))
+    first = next(q for q, ends in seen.items() if not bool(torch.isfinite(ends).all()))
     raise CalibrationError(
         f"calibration batch {batch} makes NaN or infinity in the {first.label or 'tensor'}; "
         "check the data and the model's weights"

@@ -55,50 +55,46 @@ def swap_modules(
     Returns:
         The model, all its quantizers off: it computes what it did before.
     """
-    if backend is not None and (quant_desc_input or quant_desc_weight):
+    descriptors = {"quant_desc_input": quant_desc_input, "quant_desc_weight": quant_desc_weight}
+    if backend is not None and any(descriptors.values()):
         raise ConfigError("give a backend or descriptors, not both: the backend says how tensors are quantized")
     if is_prepared(model):
         raise ConfigError("this model is prepared already; swap the modules of the float model it was made from")
     target = find_backend(backend or _DEFAULT_BACKEND)
     check_recipe(Recipe(backend=target.name), target)
-    names = {name: module for name, module in model.named_modules() if not isinstance(module, TensorQuantizer)}
+    names = [name for name, module in model.named_modules() if not isinstance(module, TensorQuantizer)]
     included, excluded = _patterns(include, names), _patterns(exclude, names) or []
     whole = model if inplace else copy.deepcopy(model)
     ledger = Ledger(target, Recipe(backend=target.name), Inputs.of(() if example_inputs is None else example_inputs))
+    asked = None if backend is None else target
     decisions = Decisions()
     swapped: dict[nn.Module, nn.Module] = {}
-    descriptors = {"quant_desc_input": quant_desc_input, "quant_desc_weight": quant_desc_weight}
     for name, module in _outermost(whole):
+        cls = qmodule_for(type(module))
         if isinstance(module, QuantInputMixin):
             decisions.record(name, Decision(name, module_kind(module), judgement=OWN_QUANTIZERS))
-            continue
-        cls = qmodule_for(type(module))
-        chosen = included is None or any(_matches(p, name) for p in included)
-        if cls is None or not chosen or any(_matches(p, name) for p in excluded):
-            continue
-        if included is None and not _wanted(cls, module, target if backend is not None else None):
-            continue
-        made = swapped[module] = _made(cls, module, name, target if backend is not None else None, descriptors)
-        decision = Decision(name, module_kind(module), judgement=Judgement(Verdict.INTEGER))
-        decisions.record(name, with_own_quantizers(decision, name, made))
+        elif _wanted(cls, name, module, included, asked) and not _matches(excluded, name):
+            made = swapped[module] = _made(cls, module, name, asked, descriptors)
+            decision = Decision(name, module_kind(module), judgement=Judgement(Verdict.INTEGER))
+            decisions.record(name, with_own_quantizers(decision, name, made))
     whole = replace_modules(whole, swapped)
     ledger.entries = entries_of(decisions, whole, target)
     attach(whole, ledger)
     return whole
 
 
-def _patterns(given: str | Iterable[str] | None, names: Mapping[str, nn.Module]) -> list[str] | None:
+def _patterns(given: str | Iterable[str] | None, names: list[str]) -> list[str] | None:
     if given is None:
         return None
     patterns = [given] if isinstance(given, str) else list(given)
     for pattern in patterns:
-        if not any(_matches(pattern, name) for name in names):
+        if not any(_matches([pattern], name) for name in names):
             raise UnknownNameError(f"no module is called {pattern!r}{suggest(pattern, [n for n in names if n])}")
     return patterns
 
 
-def _matches(pattern: str, name: str) -> bool:
-    return name == pattern or name.startswith(f"{pattern}.") or fnmatchcase(name, pattern)
+def _matches(patterns: list[str], name: str) -> bool:
+    return any(name == p or name.startswith(f"{p}.") or fnmatchcase(name, p) for p in patterns)
 
 
 def _outermost(model: nn.Module) -> list[tuple[str, nn.Module]]:
@@ -115,7 +111,13 @@ def _outermost(model: nn.Module) -> list[tuple[str, nn.Module]]:
     return found
 
 
-def _wanted(cls: type[Any], module: nn.Module, backend: Backend | None) -> bool:
+def _wanted(
+    cls: type[Any] | None, name: str, module: nn.Module, included: list[str] | None, backend: Backend | None
+) -> bool:
+    if cls is None:
+        return False
+    if included is not None:
+        return _matches(included, name)
     if is_custom(cls):
         return True
     operator = operator_of_module(module)
@@ -125,7 +127,7 @@ def _wanted(cls: type[Any], module: nn.Module, backend: Backend | None) -> bool:
 
 
 def _made(
-    cls: type[Any],
+    cls: Any,  # noqa: ANN401
     module: nn.Module,
     name: str,
     backend: Backend | None,

@@ -43,21 +43,16 @@ def initialize(
     """
     if _originals:
         raise ConfigError("quant_modules is initialized already; deactivate() it first")
-    defaults = {
-        source.__name__: cls
-        for source, cls in QMODULES.items()
-        if isinstance(source, type) and getattr(nn, source.__name__, None) is source and _by_default(cls)
-    }
-    left = [float_module_list] if isinstance(float_module_list, str) else list(float_module_list or ())
-    for name in left:
-        if name not in defaults:
-            raise UnknownNameError(f"no layer called {name!r} would be replaced{suggest(name, defaults)}")
-    wanted: list[Replacement] = [(nn, name, cls) for name, cls in defaults.items() if name not in left]
+    defaults = replaceable()
+    for name in [float_module_list] if isinstance(float_module_list, str) else float_module_list or ():
+        if defaults.pop(name, None) is None:
+            raise UnknownNameError(f"no layer called {name!r} would be replaced{suggest(name, replaceable())}")
+    wanted: dict[tuple[ModuleType, str], type[nn.Module]] = {(nn, name): cls for name, cls in defaults.items()}
     for place, name, cls in custom_quant_modules or ():
         if not hasattr(place, name):
             raise UnknownNameError(f"{place.__name__} has no {name!r} to replace{suggest(name, vars(place))}")
-        wanted = [w for w in wanted if w[:2] != (place, name)] + [(place, name, cls)]
-    for place, name, cls in wanted:
+        wanted[place, name] = cls
+    for (place, name), cls in wanted.items():
         _originals.append((place, name, getattr(place, name)))
         setattr(place, name, cls)
     return Replaced()
@@ -70,5 +65,11 @@ def deactivate() -> None:
         setattr(place, name, original)
 
 
-def _by_default(cls: type[nn.Module]) -> bool:
-    return not is_custom(cls) and getattr(cls, "by_default", True)
+def replaceable() -> dict[str, type[nn.Module]]:
+    """The layers of ``torch.nn`` that are replaced unasked, by name, and what replaces them."""
+    return {
+        source.__name__: cls
+        for source, cls in QMODULES.items()
+        if isinstance(source, type) and getattr(nn, source.__name__, None) is source
+        if not is_custom(cls) and getattr(cls, "by_default", True)
+    }

@@ -135,4 +135,15 @@ def test_a_quantizer_without_an_observer_stays_dynamic(model, x):
     model[0].input_quantizer._calibrator = None
     bw.calibrate(model, [x])
     assert model[0].input_quantizer.amax is None
+    assert model[0].input_quantizer.quantizes
     assert model[3].input_quantizer.amax is not None
+
+
+def test_layers_that_share_a_weight_quantizer_are_all_seen(model, x):
+    shared = model[3]._weight_quantizer
+    with torch.no_grad():
+        model[4].weight.mul_(100)
+    model[3]._weight_quantizer = model[4]._weight_quantizer = TensorQuantizer(QuantDescriptor(num_bits=7))
+    assert shared is not model[3].weight_quantizer
+    bw.calibrate(model, [x])
+    assert torch.equal(model[3].weight_quantizer.amax, model[4].weight.detach().abs().max())

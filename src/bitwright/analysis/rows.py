@@ -65,15 +65,12 @@ class Row:
         """Compare the weight, with its BatchNorm folded in, with its quantized self."""
         if not isinstance(self.module, QuantMixin) or not hasattr(self.module, "_weight_quantizer"):
             return
-        if not self.module.weight_quantizer.calibrated:
-            return
-        weight = self.module.folded_weight()[0] if hasattr(self.module, "weight") else self._weight
-        if weight is None:
-            return
         quantizer = self.module.weight_quantizer
-        meter = self.meters["weight"] = Meter(quantizer)
-        meter.look(weight.detach())
-        meter.compare(weight, quantizer.method(weight, *quantizer._params(weight)))
+        weight = self.module.stored_weights().get("_weight_quantizer", self._weight)
+        if quantizer.calibrated and weight is not None:
+            meter = self.meters["weight"] = Meter(quantizer)
+            meter.look(weight.detach())
+            meter.compare(weight, quantizer.fake_quantize(weight))
 
     def result(self) -> LayerStats:
         """What is known, with what was measured."""

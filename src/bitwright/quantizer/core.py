@@ -13,7 +13,7 @@ from bitwright.methods.learned_step import learned_step
 from bitwright.observers import Observer
 from bitwright.quantizer.amax_views import AmaxViews
 from bitwright.quantizer.build import build_method, build_observer
-from bitwright.quantizer.calibrators import Calibrator, HistogramCalibrator, MaxCalibrator
+from bitwright.quantizer.calibrators import Calibrator, HistogramCalibrator, MaxCalibrator, NoObserver
 from bitwright.quantizer.descriptor import QuantDescriptor
 from bitwright.quantizer.mode import Mode
 from bitwright.quantizer.state import load_state, save_state
@@ -103,11 +103,11 @@ class TensorQuantizer(AmaxViews):
         if_clip: bool = False,
         if_calib: bool = False,
     ) -> None:
-        given = quant_desc or QuantDescriptor()
-        self.axes = given.axes if len(given.axes) > 1 else ()
-        desc = given.with_(axis=0) if self.axes else given
+        desc = quant_desc or QuantDescriptor()
+        if len(desc.axes) > 1:
+            self.axes, desc = desc.axes, desc.with_(axis=0)
         self.spec, self.dynamic = desc.spec, True
-        kind = HistogramCalibrator if desc.calib_method == "histogram" else MaxCalibrator
+        kind = {"histogram": HistogramCalibrator, "max": MaxCalibrator}[desc.calib_method]
         self.observer = kind(desc.num_bits, desc.axis, desc.unsigned)
         self.method = AmaxFakeQuantize(self.spec, learn=desc.learn_amax, real=not desc.fake_quant)
         self.observer_name, self.method_name = kind.__name__, "AmaxFakeQuantize"
@@ -172,6 +172,10 @@ class TensorQuantizer(AmaxViews):
                 observe(x)
             if Mode.QUANTIZE not in self.mode:
                 return x
+        return self.fake_quantize(x)
+
+    def fake_quantize(self, x: Tensor) -> Tensor:
+        """Quantize and dequantize ``x``, whatever the mode."""
         learned = learned_step(self.method, x)
         if learned is not None:
             return learned
@@ -188,9 +192,14 @@ class TensorQuantizer(AmaxViews):
         """Whether a file can say what it does: one uniform grid, and nothing else."""
         return self.method.uniform and not self.axes and self.pre_quant_scale is None
 
+    @property
+    def calibratable(self) -> bool:
+        """Whether calibration finds the range; not if it is fixed, or if there is no observer."""
+        return not (self.fixed or isinstance(self.observer, NoObserver))
+
     def compute_qparams(self) -> None:
-        """Turn what the observer has seen into a range."""
-        if self.fixed:
+        """Turn what the observer has seen into a range, if that is how the range is found."""
+        if not self.calibratable:
             return
         try:
             if isinstance(self.observer, Calibrator):

@@ -160,13 +160,13 @@ def _bits(given: Any, unsigned: bool) -> int | tuple[int, int]:  # noqa: ANN401
 
 
 def _axis(given: Any) -> int | tuple[int, ...] | None:  # noqa: ANN401
-    if given is None or (isinstance(given, int | np.integer) and not isinstance(given, bool)):
-        return None if given is None else int(given)
-    if not isinstance(given, tuple | list) or not all(isinstance(a, int) and not isinstance(a, bool) for a in given):
+    several = list(given) if isinstance(given, tuple | list) else [] if given is None else [given]
+    if not all(isinstance(a, int | np.integer) and not isinstance(a, bool) for a in several):
         raise TypeError(f"axis must be None, an integer or several, not {given!r}")
-    if len(set(given)) != len(given):
+    if len(set(several)) != len(several):
         raise ConfigError(f"axis {tuple(given)} names an axis twice")
-    return tuple(given) or None
+    axes = tuple(int(a) for a in several)
+    return (axes or None) if isinstance(given, tuple | list) else next(iter(axes), None)
 
 
 def _amax(given: Any) -> Nested:  # noqa: ANN401

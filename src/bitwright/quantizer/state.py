@@ -6,7 +6,7 @@ the text is in the state dict's metadata, which ``torch.save`` keeps. A text of 
 text, as in a checkpoint of pytorch-quantization, shapes must fit.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,8 +19,27 @@ if TYPE_CHECKING:
     from bitwright.quantizer.core import TensorQuantizer
 
 _ABOUT = "about"
-_AMAX = ("_amax", "_pre_quant_scale")
-_CLIP = ("clip_value_min", "clip_value_max")
+
+
+class _Saved(NamedTuple):
+    """What a state dict says of one quantizer."""
+
+    about: str | None
+    scale: Tensor | None
+    zero_point: Tensor | None
+
+    @classmethod
+    def of(cls, state: dict[str, Any], prefix: str, metadata: dict[str, Any]) -> "_Saved":
+        """Take it out of the state dict: torch looks for none of these."""
+        text, scale, zero_point = (state.pop(prefix + name, None) for name in (_ABOUT, "scale", "zero_point"))
+        about = metadata.get(_ABOUT) if text is None else bytes(text.tolist()).decode()
+        return cls(about, scale, zero_point)
+
+    @property
+    def missing(self) -> list[str]:
+        """The half of a range that is not there, if the other is."""
+        gone = [name for name in ("scale", "zero_point") if getattr(self, name) is None]
+        return gone if len(gone) == 1 else []
 
 
 def save_state(quantizer: "TensorQuantizer", destination: dict[str, Any], prefix: str) -> None:
@@ -52,39 +71,37 @@ def load_state(
         learned = quantizer.method.named_parameters()
         state.update({f"{prefix}method.{name}": p.detach() for name, p in learned})
         return True
-    text = state.pop(prefix + _ABOUT, None)
-    text = metadata.get(_ABOUT) if text is None else bytes(text.tolist()).decode()
-    given = {name: state.pop(prefix + name) for name in ("scale", "zero_point") if prefix + name in state}
-    if len(given) == 1:
-        missing.append(prefix + ("scale" if "zero_point" in given else "zero_point"))
-        return True
+    saved = _Saved.of(state, prefix, metadata)
+    missing += [prefix + name for name in saved.missing]
     try:
-        mode, enabled = _understood(quantizer, text)
-        shape = quantizer._fit(given["scale"].shape) if given else None
+        _take_over(quantizer, saved)
     except ConfigError as error:
         errors.append(str(error))
         return False
-    if text is not None:
-        quantizer.mode, quantizer.enabled = mode, enabled
-        quantizer.forget_range()
     _make_room(quantizer, state, prefix)
-    if given:
-        scale, zero_point = quantizer._stored()
-        values = (given["scale"].detach().to(scale), given["zero_point"].detach().to(zero_point))
-        quantizer._store(*(v.reshape(shape).clone() for v in values))
-        quantizer.method.start(*quantizer._stored())
     return True
 
 
-def _understood(quantizer: "TensorQuantizer", text: str | None) -> tuple[Mode, bool]:
+def _take_over(quantizer: "TensorQuantizer", saved: _Saved) -> None:
+    """Give a quantizer the mode and the range that was saved, or raise and leave it alone."""
+    switches = None if saved.about is None else _read(quantizer, saved.about)
+    shape = torch.Size() if saved.scale is None else quantizer._fit(saved.scale.shape)
+    if switches is not None:
+        quantizer.mode, quantizer.enabled = switches
+        quantizer.forget_range()
+    if saved.scale is not None and saved.zero_point is not None:
+        values = zip((saved.scale, saved.zero_point), quantizer._stored(), strict=True)
+        quantizer._store(*(value.detach().to(known).reshape(shape).clone() for value, known in values))
+        quantizer.method.start(*quantizer._stored())
+
+
+def _read(quantizer: "TensorQuantizer", about: str) -> tuple[Mode, bool]:
     """The mode and the switch in a text, if its spec is that of the quantizer."""
-    if text is None:
-        return quantizer.mode, quantizer.enabled
     try:
-        spec, mode, switch = text.split("; ")
+        spec, mode, switch = about.split("; ")
         found = Mode(int(mode)), {"enabled": True, "disabled": False}[switch]
     except (ValueError, KeyError):
-        raise ConfigError(f"cannot read {text!r}, the state of the quantizer{quantizer._named()}") from None
+        raise ConfigError(f"cannot read {about!r}, the state of the quantizer{quantizer._named()}") from None
     if spec != str(quantizer.spec):
         raise ConfigError(
             f"the quantizer{quantizer._named()} is '{quantizer.spec}', but the checkpoint has '{spec}': "
@@ -94,13 +111,12 @@ def _understood(quantizer: "TensorQuantizer", text: str | None) -> tuple[Mode, b
 
 
 def _make_room(quantizer: "TensorQuantizer", state: dict[str, Any], prefix: str) -> None:
+    """Make the buffers that a state dict has, and rename what pytorch-quantization has learned."""
     device = quantizer._stored()[0].device
-    for name in _AMAX:
-        value: Tensor | None = state.get(prefix + name)
-        if value is not None and name == "_amax":
-            quantizer._store(amax=torch.empty_like(value, device=device))
-        elif value is not None:
-            quantizer.pre_quant_scale = torch.empty_like(value, device=device)
-    for name in _CLIP:  # as pytorch-quantization saves what it learns
-        if prefix + f"clip.{name}" in state:
-            state[prefix + f"method.{name}"] = state.pop(prefix + f"clip.{name}")
+    amax, factor = (state.get(prefix + name) for name in ("_amax", "_pre_quant_scale"))
+    if amax is not None:
+        quantizer._store(amax=torch.empty_like(amax, device=device))
+    if factor is not None:
+        quantizer.pre_quant_scale = torch.empty_like(factor, device=device)
+    for key in [k for k in state if k.startswith(f"{prefix}clip.")]:
+        state[f"{prefix}method.{key.rpartition('.')[2]}"] = state.pop(key)

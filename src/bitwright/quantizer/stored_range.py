@@ -147,17 +147,25 @@ class StoredRange(nn.Module):
         if amax is None and (scale.numel() or self.method.has_range):
             return scale, zero_point
         shape = self.spec.param_shape(tuple(x.shape))
-        if amax is not None:
-            scale, zero_point = self._steps(amax)
-            if scale.numel() == 1 or scale.shape == shape:
-                return scale.expand(shape), zero_point.expand(shape)
-            raise ConfigError(
-                f"amax of shape {tuple(amax.shape)} does not fit the quantizer{self._named()} for a tensor of shape "
-                f"{tuple(x.shape)}: it needs one value, or {shape}"
-            )
+        if amax is None:
+            return self._own_params(x)
+        scale, zero_point = self._steps(amax)
+        if scale.shape == shape:
+            return scale, zero_point
+        if scale.numel() == 1:
+            return scale.expand(shape), zero_point.expand(shape)
+        raise ConfigError(
+            f"amax of shape {tuple(amax.shape)} does not fit the quantizer{self._named()} for a tensor of shape "
+            f"{tuple(x.shape)}: it needs one value, or {shape}"
+        )
+
+    def _own_params(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The scale and zero point by the range of ``x``."""
         if not self.dynamic:
             raise self._no_range()
         lo, hi = min_max(x.detach(), self.spec)
+        if self.spec.symmetric and self.spec.format.signed:
+            return self._steps(torch.maximum(-lo, hi))
         factor = 1.0 if self.scale_amax is None else self.scale_amax
         return scale_and_zero_point(lo * factor, hi * factor, self.spec)
 

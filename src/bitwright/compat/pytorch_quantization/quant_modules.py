@@ -6,8 +6,7 @@ from torch import nn
 
 from bitwright import quant_modules as _ours
 from bitwright.compat.pytorch_quantization.onnx_export import enable_onnx_export
-from bitwright.nn.registry import QMODULES, is_custom
-from bitwright.quant_modules import Replaced, Replacement, deactivate
+from bitwright.quant_modules import Replaced, Replacement, deactivate, replaceable
 
 _WITH_SIZES = ("Conv", "ConvTranspose", "AvgPool", "AdaptiveAvgPool")
 REPLACED = (*(f"{name}{d}d" for name in _WITH_SIZES for d in (1, 2, 3)), "Linear", "LSTM", "LSTMCell")
@@ -23,15 +22,10 @@ def initialize(
         custom_quant_modules: more replacements, as (module, name in it, class); they win over ``float_module_list``.
     """
     deactivate()
-    possible = [
-        source.__name__
-        for source, cls in QMODULES.items()
-        if isinstance(source, type) and getattr(nn, source.__name__, None) is source
-        if getattr(cls, "by_default", True) and not is_custom(cls)
-    ]
+    possible = replaceable()
     # A layer that is never replaced may be named: it stays float indeed. A name that torch does not know is refused.
     asked = [name for name in float_module_list or () if name in possible or not hasattr(nn, name)]
-    left = [*(name for name in possible if name not in REPLACED), *asked]
+    left = dict.fromkeys([*(name for name in possible if name not in REPLACED), *asked])
     return _ours.initialize(left, custom_quant_modules)
 
 

@@ -48,15 +48,17 @@ def group_parameters(
     for key, values in settings.items():
         if values is not None and len(values) != len(patterns_list):
             raise ConfigError(f"{len(patterns_list)} groups need as many values of {key}, not {len(values)}")
-    taken: set[int] = set()
-    groups = []
+    taken: set[nn.Parameter] = set()
+    groups: list[dict[str, Any]] = []
     for number, patterns in enumerate(patterns_list):
-        chosen = [p for _, p in match_parameters(model, patterns) if id(p) not in taken]
+        chosen = [p for _, p in match_parameters(model, patterns) if p not in taken]
         if not chosen:
             raise ConfigError(f"no parameter that is left matches the patterns {list(patterns)} of group {number}")
-        taken.update(id(p) for p in chosen)
-        own = {key: values[number] for key, values in settings.items() if values is not None}
-        groups.append({"params": chosen, **own})
+        taken.update(chosen)
+        groups.append({"params": chosen})
+    for key, values in settings.items():
+        for group, value in zip(groups, values or (), strict=False):
+            group[key] = value
     return groups
 
 
