@@ -6,12 +6,13 @@ from typing import Any, ClassVar, Self
 from torch import Tensor, nn
 
 from bitwright.compat.quantrans.quantops.builder import QUANLAYERS
-from bitwright.compat.quantrans.quantops.kinds import Kind, Plan
+from bitwright.compat.quantrans.quantops.kinds import Kind
 from bitwright.compat.quantrans.quantops.options import FLOAT_BITS, Options, Qmodes, split_options
-from bitwright.compat.quantrans.quantops.quantizer import FirstBatchQuantizer
+from bitwright.compat.quantrans.quantops.quantizer import first_batch_quantizer, switch
 from bitwright.errors import ConfigError
 from bitwright.nn.layer import QuantLayer
 from bitwright.nn.mixins import adopt_checked
+from bitwright.quantizer import TensorQuantizer
 
 
 class QATLayer(QuantLayer):
@@ -50,8 +51,8 @@ class QATLayer(QuantLayer):
         # What stays float has a quantizer all the same, switched off; its bits do not matter.
         bits = [8 if wanted == FLOAT_BITS else wanted for wanted in (options.num_bit_w, options.num_bit_a)]
         made = replace(options, num_bit_w=bits[0], num_bit_a=bits[1])
-        self._weight_quantizer = _quantizer(self.kind.weight(made), options.q_mode, tuple(self.weight.shape))
-        self._input_quantizer = _quantizer(self.kind.activation(made), Qmodes.layer_wise)
+        self._weight_quantizer = first_batch_quantizer(self.kind.weight(made), options.q_mode)
+        self._input_quantizer = first_batch_quantizer(self.kind.activation(made), Qmodes.layer_wise)
         self.bSetQ = options.bSetQ
 
     @property
@@ -65,9 +66,9 @@ class QATLayer(QuantLayer):
         self._set = on
         weight = on and options.num_bit_w != FLOAT_BITS
         activation = on and options.quant_activation and options.num_bit_a != FLOAT_BITS
-        for quantizer, wanted in ((self._weight_quantizer, weight), (self._input_quantizer, activation)):
-            if isinstance(quantizer, FirstBatchQuantizer):
-                quantizer.switch(wanted)
+        switch(self._weight_quantizer, weight, tuple(self.weight.shape))
+        if isinstance(self._input_quantizer, TensorQuantizer):
+            switch(self._input_quantizer, activation)
 
     @property
     def num_bit_w(self) -> int:
@@ -91,18 +92,6 @@ class QATLayer(QuantLayer):
         if self.options.debug:
             self.Qweight, self.Qactivation = weight.detach().clone(), x.detach().clone()
         return super().compute(x, weight, bias, *args, **kwargs)
-
-
-def _quantizer(plan: Plan, q_mode: Qmodes, shape: tuple[int, ...] = ()) -> FirstBatchQuantizer:
-    spec = plan.parsed(q_mode)
-    return FirstBatchQuantizer(
-        spec,
-        plan.observer,
-        plan.method,
-        shape=spec.param_shape(shape),
-        follow=plan.follow,
-        method_options=plan.method_options,
-    )
 
 
 def qat_layer(name: str, kind: Kind, operator: type[QuantLayer], module: str) -> Any:

@@ -1,63 +1,52 @@
-"""FirstBatchQuantizer: takes its range from the first tensor it sees, in training or in evaluation."""
+"""Quantizers that need no calibration, though they can have one: the first tensor gives them their range."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from bitwright.quantizer import Mode, TensorQuantizer
-from bitwright.spec import QuantSpec
+from bitwright.compat.quantrans.quantops.kinds import Plan
+from bitwright.compat.quantrans.quantops.options import Qmodes
+from bitwright.quantizer import TensorQuantizer
 
 
-class FirstBatchQuantizer(TensorQuantizer):
-    """A quantizer that needs no calibration, though it can have one.
+def first_batch_quantizer(plan: Plan, q_mode: Qmodes) -> TensorQuantizer:
+    """Make a disabled quantizer that takes its range from the first tensor, or in training from each, if it follows."""
+    quantizer = TensorQuantizer(
+        plan.parsed(q_mode), plan.observer, plan.method, method_options=plan.method_options, dynamic=True
+    )
+    quantizer.register_forward_pre_hook(_follow if plan.follow else _begin)
+    quantizer.disable()
+    return quantizer
 
-    What its method learns is there from the beginning, so that an optimizer made before the first batch has it; the
-    first batch sets its value.
 
-    Args:
-        spec: what the quantized tensor looks like.
-        observer: name of the observer that finds the range in the first tensor.
-        method: name of the method that rounds.
-        shape: of the scale.
-        follow: in training, take the range of each tensor anew: for weights where nothing is learned.
-        method_options: keyword arguments of the method.
+def switch(quantizer: TensorQuantizer, on: bool, shape: tuple[int, ...] = ()) -> None:
+    """Quantize tensors of a shape from now on, or pass them through whatever else is said.
+
+    What the method learns is there at once, so that an optimizer made before the first batch has it.
     """
+    quantizer.enabled = on
+    if on and not quantizer.calibrated:
+        one = torch.ones(quantizer.spec.param_shape(shape), device=quantizer.scale.device)
+        quantizer.method.start(one, torch.zeros_like(one, dtype=torch.int32))
+    quantizer.quantize()
 
-    def __init__(
-        self,
-        spec: QuantSpec,
-        observer: str,
-        method: str,
-        *,
-        shape: tuple[int, ...] = (),
-        follow: bool = False,
-        method_options: Mapping[str, Any] | None = None,
-    ) -> None:
-        super().__init__(spec, observer, method, method_options=method_options)
-        self.shape, self.follow, self.enabled = shape, follow, False
 
-    def switch(self, on: bool) -> None:
-        """Quantize from now on, or let tensors pass whatever else is said."""
-        self.enabled = on
-        if on and not self.calibrated:
-            one = torch.ones(self.shape, device=self.scale.device)
-            self.method.start(one, torch.zeros_like(one, dtype=torch.int32))
-        self.quantize()
+def _begin(quantizer: Any, args: tuple[Tensor, ...]) -> None:
+    if quantizer.quantizes and not quantizer.calibrated:
+        _take_range(quantizer, args[0])
 
-    def quantize(self) -> None:
-        """Quantize tensors; without a range, the next tensor gives it."""
-        self.mode = Mode.QUANTIZE
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Quantize ``x``, by its own range if it is the first."""
-        if self.quantizes and (not self.calibrated or (self.follow and self.training)):
-            if not x.numel():
-                return x
-            try:
-                self.observer(x)
-                self.compute_qparams()
-            finally:
-                self.observer.reset()
-        return super().forward(x)
+def _follow(quantizer: Any, args: tuple[Tensor, ...]) -> None:
+    if quantizer.quantizes and (quantizer.training or not quantizer.calibrated):
+        _take_range(quantizer, args[0])
+
+
+def _take_range(quantizer: TensorQuantizer, x: Tensor) -> None:
+    if not x.numel():
+        return
+    try:
+        quantizer.observer(x)
+        quantizer.compute_qparams()
+    finally:
+        quantizer.observer.reset()
