@@ -7,6 +7,7 @@ from torch import nn
 
 import bitwright as bw
 from bitwright.errors import CalibrationError, ExportError
+from bitwright.exporting.modules import as_integers
 from bitwright.quantizer import Mode, QuantDescriptor, TensorQuantizer
 
 
@@ -63,3 +64,15 @@ def test_what_no_file_can_say_is_refused(what, tmp_path):
         prepared.get_submodule("quantizer").pre_quant_scale = torch.tensor(2.0)
     with pytest.raises(ExportError, match=r"the method 'AmaxFakeQuantize' of the .* has no uniform grid"):
         bw.export(prepared, tmp_path / "m.onnx")
+
+
+@pytest.mark.parametrize("fields", [{"axis": 0}, {"num_bits": 4, "axis": 0, "narrow_range": True}, {"amax": 0.4}])
+def test_integers_of_a_file_are_those_of_the_simulation(fields):
+    torch.manual_seed(0)
+    weight = torch.randn(16, 3, 3, 3)
+    quantizer = TensorQuantizer(QuantDescriptor(**fields))
+    quantizer.observe()
+    quantizer(weight)
+    quantizer.compute_qparams()
+    quantizer.quantize()
+    assert torch.equal(as_integers(weight, quantizer)(), quantizer(weight))

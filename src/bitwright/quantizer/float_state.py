@@ -23,7 +23,7 @@ def float_state_dict(model: nn.Module) -> dict[str, Any]:
     """
     state = model.state_dict()
     found = [n for n, m in model.named_modules(remove_duplicate=False) if isinstance(m, TensorQuantizer)]
-    within, itself = tuple(f"{name}." for name in found), set(found)
+    within, itself = tuple(f"{name}." if name else "" for name in found), set(found)
     kept = OrderedDict((key, value) for key, value in state.items() if not key.startswith(within))
     metadata = getattr(state, "_metadata", {})
     kept._metadata = OrderedDict(  # pyrefly: ignore
