@@ -33,6 +33,10 @@ class CaptureError(BitwrightError):
     """A model that could not be captured faithfully."""
 
 
+class CaptureWarning(UserWarning):
+    """A model that runs as written, because it could not be captured as a whole."""
+
+
 class ScheduleError(BitwrightError):
     """A schedule that does not do what it should."""
 

@@ -10,6 +10,7 @@ from bitwright.calibration import make_room_for_bias
 from bitwright.errors import ConfigError
 from bitwright.nn.weight_sites import WeightSite, weight_sites
 from bitwright.quantizer import Mode, TensorQuantizer, quantizers
+from bitwright.torch_internals import remove_pre_hook
 
 _AWAITING = "bitwright_awaits_weight"
 
@@ -89,11 +90,8 @@ def _refresh(quantizer: Any, args: tuple[Any, ...]) -> None:
 
 
 def _follow(quantizer: TensorQuantizer, on: bool) -> None:
-    hooks = quantizer._forward_pre_hooks
-    present = [key for key, hook in hooks.items() if hook is _refresh]
-    for key in present:
-        del hooks[key]
+    was_on = remove_pre_hook(quantizer, _refresh)
     if on:
         quantizer.register_forward_pre_hook(_refresh)
-    elif present:
+    elif was_on:
         quantizer.observer.reset()

@@ -90,11 +90,6 @@ def argument(node: fx.Node, position: int, name: str, default: Any = None) -> An
     return node.kwargs.get(name, node.args[position] if len(node.args) > position else default)
 
 
-def has_hooks(module: nn.Module) -> bool:
-    """Whether a module has forward hooks: what they look at must stay."""
-    return bool(module._forward_hooks or module._forward_pre_hooks)
-
-
 def replace(node: fx.Node, by: Any) -> None:
     """Let all users of a node read something else, and take the node out of its graph.
 

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from bitwright.graph.capture.failures import boundary, call_model
+
 
 @dataclass
 class Inputs:
@@ -48,10 +50,11 @@ class Inputs:
 
 def bind_inputs(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Name the example inputs as ``model.forward`` does; of ``*args``, the first is called ``args_0``."""
-    bound = inspect.signature(model.forward).bind(*args, **kwargs)
+    signature = inspect.signature(model.forward)
+    bound = call_model(signature.bind, *args, **kwargs)
     named: dict[str, Any] = {}
     for name, value in bound.arguments.items():
-        kind = inspect.signature(model.forward).parameters[name].kind
+        kind = signature.parameters[name].kind
         if kind is inspect.Parameter.VAR_POSITIONAL:
             named.update({f"{name}_{i}": v for i, v in enumerate(value)})
         elif kind is inspect.Parameter.VAR_KEYWORD:
@@ -66,6 +69,7 @@ def caller(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
     names = list(bind_inputs(model, args, kwargs))
     positional, keyword = names[: len(args)], names[len(args) :]
 
+    @boundary
     def call(forward: Callable[..., Any], values: Mapping[str, Any]) -> Any:
         return forward(*(values[n] for n in positional), **{n: values[n] for n in keyword})
 

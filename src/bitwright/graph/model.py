@@ -10,10 +10,9 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 
-from bitwright.graph.capture.guards import check_constant
+from bitwright.graph.capture.guards import check_input
+from bitwright.torch_internals import MODULE_STATE, is_hooks
 
-_STATE = ("_modules", "_parameters", "_buffers", "_non_persistent_buffers_set")
-_HOOKS = ("_hooks", "_hooks_with_kwargs", "_hooks_always_called")
 _CONTAINER = ("__len__", "__iter__", "__getitem__", "__contains__", "__reversed__")
 
 
@@ -56,7 +55,7 @@ class CapturedModel(fx.GraphModule):
         model = _subclass(cls, users_class(root))(root, fx.Graph(), class_name=type(root).__name__)
         inputs = tuple(str(n.target) for n in graph.nodes if n.op == "placeholder")
         for name, value in root.__dict__.items():
-            if name in _STATE or name.endswith(_HOOKS):
+            if name in MODULE_STATE or is_hooks(name):
                 model.__dict__[name] = value.copy()
             elif name not in model.__dict__ and name != "forward" and not isinstance(value, Tensor):
                 model.__dict__[name] = value  # a number, a config: the user may ask for it
@@ -83,7 +82,7 @@ class CapturedModel(fx.GraphModule):
                     f"forward() got an unexpected keyword argument {name!r}: the model was captured with the inputs "
                     f"{', '.join(origin.inputs)}; to make it an input, add it to the example inputs"
                 )
-            check_constant(kwargs.pop(name), origin.defaults[name], name)
+            check_input(kwargs.pop(name), origin.defaults[name], name)
         return super().__call__(*args, **kwargs)
 
     def get_submodule(self, target: str) -> nn.Module:

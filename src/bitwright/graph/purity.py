@@ -2,12 +2,13 @@
 
 from torch import fx, nn
 
-from bitwright.graph.build import has_hooks, module_of
+from bitwright.graph.build import module_of
 from bitwright.graph.capture.tracer import store
 from bitwright.graph.effects import is_pure, writes
 from bitwright.graph.facts import facts
 from bitwright.graph.names import attribute_of
 from bitwright.graph.walks import back_through
+from bitwright.torch_internals import has_hooks
 
 _RANDOM = ("rand", "normal", "bernoulli", "multinomial", "dropout", "gumbel", "poisson", "rrelu", "seed", "assert")
 _WITH_STATE = (

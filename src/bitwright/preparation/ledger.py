@@ -9,7 +9,7 @@ from torch import nn
 from bitwright.backends import Backend
 from bitwright.errors import ConfigError
 from bitwright.graph import Inputs
-from bitwright.graph.capture.guards import Decision as Guard
+from bitwright.graph.capture.guards import Guard
 from bitwright.graph.sketch import NodeSketch
 from bitwright.preparation.decisions import Decision, Decisions, Verdict
 from bitwright.recipe import Recipe

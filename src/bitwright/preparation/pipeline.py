@@ -12,7 +12,7 @@ from torch import nn
 from bitwright.backends import Backend
 from bitwright.errors import ConfigError
 from bitwright.graph import Capture, Leaf, PassResult, capture_model, check_attributes, read_switches, run_stage, runner
-from bitwright.graph.capture.pause import collection_paused
+from bitwright.graph.capture.gc_paused import gc_paused
 from bitwright.graph.rewriting.schedule import Stage
 from bitwright.graph.rewriting.stage import Switches
 from bitwright.graph.sketch import sketch
@@ -31,7 +31,7 @@ from bitwright.preparation.verdicts import leaf
 from bitwright.recipe import Recipe
 
 
-@collection_paused()
+@gc_paused()
 def prepare(
     model: nn.Module,
     example_inputs: Any,  # noqa: ANN401
@@ -80,7 +80,7 @@ def prepare(
 
 
 def _prepare_captured(captured: Capture, recipe: Recipe, backend: Backend, *, debug: bool) -> nn.Module:
-    ledger = Ledger(backend, recipe, captured.example, islands=captured.islands, guards=captured.decisions)
+    ledger = Ledger(backend, recipe, captured.example, islands=captured.islands, guards=captured.guards)
     ledger.before = {path: sketch(graph) for path, graph in captured.regions.items()}
     run = _stage_runner(captured, recipe, backend, ledger, debug=debug)
     job = Job(recipe, backend, RuleTargets(captured.model), captured.islands)

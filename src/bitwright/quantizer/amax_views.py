@@ -17,6 +17,7 @@ from bitwright.quantizer.descriptor import QuantDescriptor
 from bitwright.quantizer.mode import Mode
 from bitwright.quantizer.stored_range import StoredRange
 from bitwright.spec import PerTensor
+from bitwright.torch_internals import remove_pre_hook
 
 _log = logging.getLogger(__name__)
 _NO_DATA = "Calibrator returned None. This usually happens when calibrator hasn't seen any tensor."
@@ -138,8 +139,7 @@ class AmaxViews(StoredRange):
 
     @pre_quant_scale.setter
     def pre_quant_scale(self, value: Any) -> None:  # noqa: ANN401
-        for key in [k for k, hook in self._forward_pre_hooks.items() if hook is _multiply]:
-            del self._forward_pre_hooks[key]
+        remove_pre_hook(self, _multiply)
         self._put("_pre_quant_scale", None if value is None else torch.as_tensor(value).detach().float().clone())
         if value is not None:
             self.register_forward_pre_hook(_multiply)

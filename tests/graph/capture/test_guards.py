@@ -123,7 +123,7 @@ def test_unpacking_decides_nothing():
         return (a * b).view(n, -1, h * w) + len(x.shape) + c
 
     told = capture_model(Net(body), image())
-    assert told.decisions == []
+    assert told.guards == []
     assert not any(is_guard(n) for n in told.regions[""].graph.nodes)
 
 

@@ -60,7 +60,7 @@ def test_numbers_and_none_are_part_of_the_program():
     quantized = prepared(Scaled(), (x, 2.0, None, "plain"))
     assert [e.name for e in bw.ledger_of(quantized).entries] == ["fc", "mul"]
     for given, message in (
-        ((x, 3.0, None, "plain"), "the input 'scale' must be 2.0, with which the model was captured, not 3.0"),
+        ((x, 3.0, None, "plain"), "the input 'scale' must be 2.0, as when the model was captured, not 3.0"),
         ((x, 2.0, torch.ones(3), "plain"), "the input 'mask' must be None, .* not tensor"),
         ((x, 2.0, None, "other"), "the input 'mode' must be 'plain', .* not 'other'"),
     ):

@@ -213,9 +213,9 @@ def test_concrete_arguments():
     for given in (((x,), {}), ((x, 2.0), {}), ((x,), {"tanh": True, "extra": None})):
         assert torch.equal(quantized(*given[0], **given[1]), expected)
     for given, message in (
-        (((x, 3.0), {}), "the input 'scale' must be 2.0, with which the model was captured, not 3.0"),
-        (((x,), {"tanh": False}), "the input 'tanh' must be True, with which the model was captured, not False"),
-        (((x,), {"extra": 1.0}), "the input 'extra' must be None, with which the model was captured, not 1.0"),
+        (((x, 3.0), {}), "the input 'scale' must be 2.0, as when the model was captured, not 3.0"),
+        (((x,), {"tanh": False}), "the input 'tanh' must be True, as when the model was captured, not False"),
+        (((x,), {"extra": 1.0}), "the input 'extra' must be None, as when the model was captured, not 1.0"),
     ):
         with pytest.raises(ConfigError, match=message):
             quantized(*given[0], **given[1])
@@ -313,4 +313,4 @@ def test_the_explanation_of_a_plain_model():
 
 def test_a_prepared_model_is_what_was_explained():
     model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU())
-    assert bw.explain_capture(model, image()).decisions == bw.ledger_of(prepared(model, image())).guards == []
+    assert bw.explain_capture(model, image()).guards == bw.ledger_of(prepared(model, image())).guards == []

@@ -11,8 +11,7 @@ from torch.nn.utils import parametrize
 
 from bitwright.compat.quantrans.quantops.builder import QUANLAYERS
 from bitwright.errors import ConfigError
-
-_STATE = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
+from bitwright.torch_internals import MODULE_STATE
 
 
 def quantized_twin(layer: nn.Module, quan_args: Mapping[str, Any], name: str) -> nn.Module:
@@ -92,7 +91,7 @@ def _carry_over(layer: nn.Module, twin: nn.Module, quan_args: Mapping[str, Any])
     for key, value in layer.__dict__.items():
         twin._parameters.pop(key, None)  # a plain tensor in the layer: a hook computes it, as weight_norm does
         mine = twin.__dict__.get(key)
-        if key in _STATE or (isinstance(mine, dict) and mine):
+        if key in MODULE_STATE or (isinstance(mine, dict) and mine):
             twin.__dict__[key] = mine | value  # pyrefly: ignore
         elif key not in quan_args:
             twin.__dict__[key] = value  # the same dicts of hooks: a handle that removes one still does

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from bitwright.graph.capture.failures import call_model
+
 _SHARED = (bool, int, float, str, type(None), torch.dtype, torch.Size)
 
 
@@ -18,10 +20,10 @@ def copy_model(model: nn.Module) -> tuple[nn.Module, dict[int, torch.Tensor]]:
     plain = [module for module in model.modules() if _is_plain(type(module))]
     for module in plain:
         memo[id(module)] = module.__class__.__new__(module.__class__)
-    for module in plain:
+    for module in reversed(plain):  # parts first: a module that is not plain may ask its copied parts
         state = {name: _copied(value, memo) for name, value in module.__dict__.items()}
-        memo[id(module)].__setstate__(state)
-    copied = copy.deepcopy(model, memo)
+        call_model(memo[id(module)].__setstate__, state)
+    copied = call_model(copy.deepcopy, model, memo)
     tensors = [t for m in model.modules() for t in (*m._buffers.values(), *m.__dict__.values())]
     origin = {id(memo[id(t)]): t for t in tensors if isinstance(t, torch.Tensor) and id(t) in memo}
     return copied, origin
@@ -41,5 +43,8 @@ def _copied(value: Any, memo: dict[int, Any]) -> Any:
     if type(value) in (OrderedDict, dict, set, list) and not value:
         return type(value)()
     if type(value) is dict:
-        return {name: item if type(item) in _SHARED else copy.deepcopy(item, memo) for name, item in value.items()}
-    return copy.deepcopy(value, memo)
+        return {
+            name: item if type(item) in _SHARED else call_model(copy.deepcopy, item, memo)
+            for name, item in value.items()
+        }
+    return call_model(copy.deepcopy, value, memo)

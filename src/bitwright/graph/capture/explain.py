@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from bitwright.graph.capture.guards import Decision
+from bitwright.graph.capture.guards import Guard
 from bitwright.graph.capture.leaves import Leaf
 from bitwright.graph.capture.run import Capture, capture_model
 from bitwright.graph.facts import facts
@@ -36,7 +36,7 @@ class Explanation:
     """What capture would make of a model; ``print`` it."""
 
     places: list[Place]
-    decisions: list[Decision]
+    guards: list[Guard]
     nodes: int
 
     def __str__(self) -> str:
@@ -52,9 +52,9 @@ class Explanation:
     def _summary(self) -> Iterator[str]:
         count = sum(place.state == "captured" for place in self.places)
         yield f"{count} graph{'s' * (count != 1)} with {self.nodes} nodes"
-        if self.decisions:
-            yield "The graphs hold for inputs that give the same answers; others are refused when they come:"
-            yield from (f"  {decision}" for decision in self.decisions)
+        if self.guards:
+            yield "The graphs hold for inputs that give the same numbers, and refuse others:"
+            yield from (f"  {guard}" for guard in self.guards)
 
 
 def explain_capture(
@@ -68,7 +68,7 @@ def explain_capture(
     result = capture_model(model, example_inputs, leaves=leaves, concrete_args=concrete_args)
     return Explanation(
         list(_places(model, result)),
-        result.decisions,
+        result.guards,
         sum(len(region.graph.nodes) for region in result.regions.values()),
     )
 

@@ -1,27 +1,25 @@
-"""What a captured graph relies on beyond its inputs' data, and the checks that keep it from being silently wrong.
+"""Guards: what a captured graph relies on beyond its inputs' data, and the nodes that check it.
 
 While a model is traced, Python sometimes needs a number: for an ``if``, a ``range``, a ``len``. The graph then holds
-for inputs that give the same, and a small node after the number says so when they do not.
+for inputs that give the same number, and a small node after it raises an error for those that do not. In
+``torch.compile`` the checks are guards of the compiled code.
 """
 
 import logging
-import sys
 from dataclasses import dataclass
-from types import FrameType
 from typing import Any
 
 import torch
 from torch import fx
 
 from bitwright.errors import CaptureError, ConfigError
+from bitwright.torch_internals import has_side_effect
 
 _log = logging.getLogger(__name__)
-_HERE = __file__.rpartition("guards.py")[0]
-_TORCH = torch.__file__.rpartition("__init__.py")[0]
 
 
 @dataclass(frozen=True)
-class Decision:
+class Guard:
     """A number Python needed while tracing; the graph holds for inputs that give the same."""
 
     node: str
@@ -33,36 +31,21 @@ class Decision:
         return f"{self.reader} of {self.node} gave {self.value!r} at {self.where}"
 
 
-def users_line(frame: FrameType | None = None) -> str:
-    """The innermost file and line that are neither this package's nor torch's, as ``file:line``."""
-    frame = frame or sys._getframe(1)
-    fallback = ""
-    while frame is not None:
-        name = frame.f_code.co_filename
-        if not name.startswith((_HERE, "<")):
-            place = f"{name}:{frame.f_lineno}"
-            if not name.startswith(_TORCH):
-                return place
-            fallback = fallback or place
-        frame = frame.f_back
-    return fallback or "?"
-
-
-@fx.has_side_effect
-def check_constant(value: Any, captured: Any, name: str) -> None:
+@has_side_effect
+def check_input(value: Any, captured: Any, name: str) -> None:
     """Refuse another number, flag or None than the one a model was captured with: its graph relies on it."""
     if isinstance(value, torch.Tensor) or value != captured:
-        raise ConfigError(f"the input {name!r} must be {captured!r}, with which the model was captured, not {value!r}")
+        raise ConfigError(f"the input {name!r} must be {captured!r}, as when the model was captured, not {value!r}")
 
 
-@fx.has_side_effect
-def check_decision(value: Any, captured: Any, reader: str, where: str) -> None:
+@has_side_effect
+def check_value(value: Any, captured: Any, reader: str, where: str) -> None:
     """Refuse inputs of sizes for which the user's Python would have done something else than was recorded."""
     if value != captured:
         raise CaptureError(_other(value, captured, reader, where))
 
 
-@fx.has_side_effect
+@has_side_effect
 def check_truth(value: Any, captured: bool, reader: str, where: str) -> None:
     """Refuse a number or a list that would not be as true, or as false, as it was when ``if`` asked."""
     truth = True if value else False  # noqa: SIM210  bool() of a symbolic size stays symbolic in torch.compile
@@ -70,21 +53,21 @@ def check_truth(value: Any, captured: bool, reader: str, where: str) -> None:
         raise CaptureError(_other(truth, captured, reader, where))
 
 
-@fx.has_side_effect
+@has_side_effect
 def check_length(value: Any, captured: int, reader: str, where: str) -> None:
     """Refuse more or fewer items than the loop over them had when it was recorded."""
     if len(value) != captured:
         raise CaptureError(_other(len(value), captured, reader, where))
 
 
-@fx.has_side_effect
+@has_side_effect
 def check_text(value: Any, captured: Any, reader: str, where: str) -> None:
-    """Say so where a size that was made part of a text is another one: most such texts are only for people."""
+    """Warn if a size that was made part of a text has changed: most such texts are only for people."""
     if value != captured:
         _log.warning("%s", _other(value, captured, reader, where))
 
 
-_CHECKS = (check_constant, check_decision, check_truth, check_length, check_text)
+_CHECKS = (check_input, check_value, check_truth, check_length, check_text)
 
 
 def is_guard(node: fx.Node) -> bool:

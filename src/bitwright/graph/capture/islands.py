@@ -8,12 +8,13 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from bitwright.graph.capture.rehearsal import rehearsal
+from bitwright.graph.capture.failures import call_model
+from bitwright.graph.capture.trial_run import trial_run
 from bitwright.graph.inputs import Inputs
 
 
 def parts(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """The children of a module, and in the place of a ModuleList or ModuleDict the members of it."""
+    """The children of a module; a ModuleList or ModuleDict is replaced by its members."""
     for name, child in module.named_children():
         if isinstance(child, nn.ModuleList | nn.ModuleDict):
             yield from parts(child, f"{prefix}{name}.")
@@ -22,7 +23,7 @@ def parts(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]
 
 
 def is_single(module: nn.Module) -> bool:
-    """Whether there is nothing in a module to be captured by itself."""
+    """Whether a module has no parts to capture."""
     whole = isinstance(module, nn.MultiheadAttention | torch.jit.ScriptModule)
     return whole or next(module.children(), None) is None
 
@@ -36,15 +37,15 @@ def first_calls(
     def look_at(name: str) -> RemovableHandle:
         def look(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if name not in seen:
-                seen[name] = copy.deepcopy(Inputs(args, kwargs))
+                seen[name] = call_model(copy.deepcopy, Inputs(args, kwargs))
 
         return module.get_submodule(name).register_forward_pre_hook(look, with_kwargs=True)
 
     handles = [look_at(name) for name in names]
     try:
-        values = copy.deepcopy(inputs)
-        with rehearsal(module, origin):
-            module(*values.args, **values.kwargs)
+        values = call_model(copy.deepcopy, inputs)
+        with trial_run(module, origin):
+            call_model(module, *values.args, **values.kwargs)
     finally:
         for handle in handles:
             handle.remove()

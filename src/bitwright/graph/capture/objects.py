@@ -1,4 +1,4 @@
-"""Python objects in a graph: constants of any class, and results that are objects holding tensors."""
+"""Python objects in a graph: constants of any class, and objects that hold tensors, made again from their parts."""
 
 import dataclasses
 import inspect
@@ -8,10 +8,11 @@ from typing import Any
 
 from torch import fx
 
+from bitwright.graph.capture.failures import boundary
 from bitwright.graph.facts import facts
 
 
-class Held:
+class ConstantObject:
     """A constant of any class, as a function that returns it."""
 
     def __init__(self, value: Any) -> None:
@@ -24,7 +25,7 @@ class Held:
         return self.value
 
 
-class Rebuilt:
+class RebuildObject:
     """Makes an object of a class again from its attributes, without its ``__init__``."""
 
     def __init__(self, kind: Any) -> None:
@@ -32,6 +33,7 @@ class Rebuilt:
         self.__name__ = self.__qualname__ = f"new_{kind.__name__.lower()}"
         self.__module__ = __name__
 
+    @boundary
     def __call__(self, state: dict[str, Any], items: Any = None) -> Any:
         """Make the object."""
         made = self.kind.__new__(self.kind)
@@ -41,7 +43,7 @@ class Rebuilt:
         return made
 
 
-def parts_of(item: Any) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]] | None:
+def construction_of(item: Any) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]] | None:
     """How to make an object again: a function and its arguments; None for what needs no making.
 
     Subclasses of dict are made by their class, dataclasses by their fields, other objects from their attributes.
@@ -53,13 +55,13 @@ def parts_of(item: Any) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, 
             return kind, (), {name: getattr(item, name) for name in fields}
     if isinstance(item, dict) and kind is not dict:
         if not vars_of(item):
-            return _DictOf(kind, item), (dict(item),), {}
-        return Rebuilt(kind), (vars_of(item), dict(item)), {}
+            return _BuildDict(kind, item), (dict(item),), {}
+        return RebuildObject(kind), (vars_of(item), dict(item)), {}
     state = vars_of(item)
-    return (Rebuilt(kind), (state,), {}) if state else None
+    return (RebuildObject(kind), (state,), {}) if state else None
 
 
-class _DictOf:
+class _BuildDict:
     """Makes a subclass of dict, keeping what a ``defaultdict`` gives for keys it lacks."""
 
     def __init__(self, kind: type, example: Any) -> None:
@@ -68,6 +70,7 @@ class _DictOf:
         self.__name__ = self.__qualname__ = f"new_{kind.__name__.lower()}"
         self.__module__ = __name__
 
+    @boundary
     def __call__(self, items: dict[Any, Any]) -> Any:
         return self.kind(*self.before, items)
 
@@ -82,7 +85,7 @@ def make_results_plain(graph: fx.Graph) -> None:
     output = next(iter(reversed(graph.nodes)))
     output.args = (_plain(output.args[0]),)
     for node in reversed(graph.nodes):
-        if not node.users and (_makes_object(node) or isinstance(node.target, Held)):
+        if not node.users and (_makes_object(node) or isinstance(node.target, ConstantObject)):
             graph.erase_node(node)
 
 
@@ -108,4 +111,4 @@ def _makes_object(node: fx.Node) -> bool:
     if node.op != "call_function":
         return False
     dataclass = inspect.isclass(node.target) and dataclasses.is_dataclass(node.target)
-    return dataclass or isinstance(node.target, Rebuilt | _DictOf)
+    return dataclass or isinstance(node.target, RebuildObject | _BuildDict)

@@ -1,173 +1,264 @@
-"""What Python and torch are made to do while a model is traced, and put back afterwards.
+"""What Python and torch do differently while a model is traced.
 
-Proxies are no tensors to torch's C++, so what would look into them there is recorded here instead: functions that make
+To torch's C++ a proxy is not a tensor. So what would look into one there is recorded here instead: functions that make
 tensors from sizes, ``torch.autograd.Function.apply``, functions compiled by TorchScript. ``isinstance`` answers for
-the value a proxy carries. Tried with torch 2.13.
+the value a proxy carries.
+
+The patches stand in the place of the originals while any thread captures, and change something only in threads that do.
+Each is optional: if this torch lacks what one replaces, that one alone is left out.
 """
 
-import builtins
 import functools
+import logging
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.utils.checkpoint
-from torch import nn
 
+from bitwright.graph.capture.failures import boundary, call_model
+from bitwright.graph.capture.nesting import holds_proxy
 from bitwright.graph.capture.proxy import ValueProxy
+from bitwright.torch_internals import (
+    NON_REENTRANT_CHECKPOINT,
+    find_attribute,
+    is_enabled,
+    refresh_compiler,
+    settle_compiler,
+)
 
-_RANDOM = (torch.rand, torch.randn, torch.randint, torch.randperm, torch.normal)
+_log = logging.getLogger(__name__)
+_RANDOM = ("rand", "randn", "randint", "randperm", "normal")
 _FACTORIES = (
     *("arange", "range", "linspace", "logspace", "zeros", "ones", "full", "empty", "eye"),
     *("tensor", "as_tensor", "asarray", "scalar_tensor", "tril_indices", "triu_indices", "broadcast_shapes"),
     *("hann_window", "hamming_window", "blackman_window", "bartlett_window", "kaiser_window"),
-    *(f.__name__ for f in _RANDOM),
+    *_RANDOM,
 )
+_Wrap = Callable[[Any], Any]
+
+
+class _Thread(threading.local):
+    """What this thread does: the tracer that records, and whether a capture is under way."""
+
+    tracer: Any = None
+    capturing = False
+
+    def recording(self) -> Any:
+        """The tracer, unless it is just computing the value of what it has recorded."""
+        return None if self.tracer is None or self.tracer.evaluating else self.tracer
+
+
+_thread = _Thread()
+_lock = threading.Lock()
+_captures = 0
+_undo: list[Callable[[], None]] = []
 
 
 @contextmanager
-def patched(tracer: Any) -> Iterator[None]:
-    """Let ``tracer`` see every call of a module, every read of a parameter, and all that makes tensors."""
-    with ExitStack() as stack:
+def capturing() -> Iterator[None]:
+    """Put the patches in place, and let this thread compute attention as in training.
 
-        def replace(owner: Any, name: str, new: Any) -> None:
-            own = owner.__dict__[name]
-            stack.callback(setattr, owner, name, own)
-            setattr(owner, name, new)
-
-        replace(nn.Module, "__call__", _module_call(tracer))
-        replace(nn.Module, "__getattr__", _module_getattr(tracer))
-        replace(nn.Module, "__setattr__", _module_setattr(tracer))
-        replace(torch.autograd.Function, "apply", classmethod(_function_apply(tracer)))
-        replace(torch.autocast, "__enter__", _autocast_enter(tracer))
-        replace(torch.jit.ScriptFunction, "__call__", _script_call(tracer))
-        replace(torch.utils.checkpoint, "_checkpoint_without_reentrant_generator", _keep_nothing)
-        for name in _FACTORIES:
-            replace(torch, name, _factory(tracer, getattr(torch, name)))
-        replace(builtins, "isinstance", _is_instance(builtins.isinstance))
+    The fast path of attention for inference rounds in another way than the operations that are recorded.
+    """
+    global _captures
+    with _lock:
+        _captures += 1
+        if _captures == 1:
+            _install()
+    before, _thread.capturing = _thread.capturing, True
+    try:
         yield
+    finally:
+        _thread.capturing = before
+        with _lock:
+            _captures -= 1
+            if not _captures:
+                _restore()
 
 
-def _is_instance(own: Callable[..., bool]) -> Callable[..., bool]:
+@contextmanager
+def recording(tracer: Any) -> Iterator[None]:
+    """Let ``tracer`` see every call of a module, read of a parameter and new tensor of this thread."""
+    with capturing():
+        before, _thread.tracer = _thread.tracer, tracer
+        try:
+            yield
+        finally:
+            _thread.tracer = before
+
+
+def _install() -> None:
+    with _optional("torch.compile"):
+        if not settle_compiler():
+            _undo.append(refresh_compiler)
+    for path, wrap in _PATCHES.items():
+        with _optional(path):
+            found = find_attribute(path)
+            if found is None:
+                raise AttributeError(f"torch {torch.__version__} has no {path}")
+            owner, name = found
+            own = vars(owner)[name]
+            setattr(owner, name, wrap(own))
+            _undo.append(functools.partial(setattr, owner, name, own))
+
+
+def _restore() -> None:
+    while _undo:
+        with _optional("torch.compile"):
+            _undo.pop()()
+
+
+@contextmanager
+def _optional(name: str) -> Iterator[None]:
+    """Go on without what this torch lacks, or does not let us replace."""
+    try:
+        yield
+    except (AttributeError, TypeError) as error:
+        _say_once(name, str(error))
+
+
+@functools.cache
+def _say_once(path: str, error: str) -> None:
+    _log.warning("models that use %s may not be captured: %s", path, error)
+
+
+def _module_call(own: Any) -> Any:
+    @functools.wraps(own)
+    def call(module: Any, *args: Any, **kwargs: Any) -> Any:
+        tracer = _thread.recording()
+        if tracer is None:
+            return call_model(own, module, *args, **kwargs)
+        return tracer.call_module(module, functools.partial(own, module), args, kwargs)
+
+    return call
+
+
+def _module_getattr(own: Any) -> Any:
+    @functools.wraps(own)
+    def read(module: Any, name: str) -> Any:
+        value = call_model(own, module, name)
+        if _thread.tracer is None or not isinstance(value, torch.Tensor):
+            return value
+        return _thread.tracer.read_attribute(module, name, value)
+
+    return read
+
+
+def _module_setattr(own: Any) -> Any:
+    @functools.wraps(own)
+    def write(module: Any, name: str, value: Any) -> None:
+        if type(value) is ValueProxy and _thread.tracer is not None:
+            _thread.tracer.write_attribute(module, name, value)
+        call_model(own, module, name, value)
+
+    return write
+
+
+def _function_apply(own: Any) -> Any:
+    function = own.__func__
+
+    def apply(kind: Any, *args: Any, **kwargs: Any) -> Any:
+        tracer = _thread.recording()
+        if tracer is None or not holds_proxy((args, kwargs)):
+            return call_model(function, kind, *args, **kwargs)
+        if issubclass(kind, torch.utils.checkpoint.CheckpointFunction):
+            called, _, *rest = args
+            return call_model(called, *rest)
+        return tracer.create_proxy(
+            "call_function", _Named(functools.partial(_apply, kind), kind.__name__), args, kwargs
+        )
+
+    return classmethod(apply)
+
+
+def _script_call(own: Any) -> Any:
+    def call(function: Any, *args: Any, **kwargs: Any) -> Any:
+        tracer = _thread.recording()
+        if tracer is None or not holds_proxy((args, kwargs)):
+            return call_model(own, function, *args, **kwargs)
+        return tracer.create_proxy("call_function", _Named(function, function.name), args, kwargs)
+
+    return call
+
+
+def _autocast_enter(own: Any) -> Any:
+    def enter(context: Any) -> Any:
+        tracer = _thread.recording()
+        if tracer is not None and is_enabled(context):
+            raise tracer.refuse("an autocast block cannot be recorded")
+        return call_model(own, context)
+
+    return enter
+
+
+def _checkpoint_generator(own: Any) -> Any:
+    """Let a checkpoint just call its function: what it would keep for the backward pass are proxies."""
+
+    @functools.wraps(own)
+    def generate(*args: Any, **kwargs: Any) -> Iterator[None]:
+        if _thread.tracer is None:
+            yield from own(*args, **kwargs)
+        else:
+            yield
+
+    return generate
+
+
+def _fastpath_enabled(own: Any) -> Any:
+    return lambda: not _thread.capturing and own()
+
+
+def _is_instance(own: Any) -> Any:
+    @boundary
     def is_instance(item: Any, kinds: Any, /) -> bool:
         return own(item, kinds) or (type(item) is ValueProxy and own(item.__dict__["_value"], kinds))
 
     return is_instance
 
 
-def _module_call(tracer: Any) -> Callable[..., Any]:
-    own = nn.Module.__call__
+def _factory(own: Any) -> Any:
+    random = own.__name__ in _RANDOM
 
-    @functools.wraps(own)
-    def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        return tracer.call_module(module, functools.partial(own, module), args, kwargs)
-
-    return call
-
-
-def _module_getattr(tracer: Any) -> Callable[..., Any]:
-    own = nn.Module.__getattr__
-
-    @functools.wraps(own)
-    def read(module: nn.Module, name: str) -> Any:
-        value = own(module, name)
-        return tracer.read_attribute(module, name, value) if isinstance(value, torch.Tensor) else value
-
-    return read
-
-
-def _module_setattr(tracer: Any) -> Callable[..., Any]:
-    own = nn.Module.__setattr__
-
-    @functools.wraps(own)
-    def write(module: nn.Module, name: str, value: Any) -> None:
-        if type(value) is ValueProxy:
-            tracer.write_attribute(module, name, value)
-        own(module, name, value)
-
-    return write
-
-
-def _function_apply(tracer: Any) -> Callable[..., Any]:
-    own = torch.autograd.Function.__dict__["apply"].__func__
-
-    def apply(kind: Any, *args: Any, **kwargs: Any) -> Any:
-        if tracer.evaluating or not holds_proxy((args, kwargs)):
-            return own(kind, *args, **kwargs)
-        if issubclass(kind, torch.utils.checkpoint.CheckpointFunction):
-            function, _, *rest = args
-            return function(*rest)
-        return tracer.create_proxy("call_function", _Apply(kind), args, kwargs)
-
-    return apply
-
-
-def _keep_nothing(*args: Any, **kwargs: Any) -> Iterator[None]:
-    """Let a checkpoint just call its function: what it would keep for the backward pass are proxies."""
-    yield
-
-
-class _Apply:
-    """``apply`` of an autograd function, with a name that fx can write."""
-
-    def __init__(self, kind: Any) -> None:
-        self.kind = kind
-        self.__name__ = self.__qualname__ = kind.__name__
-        self.__module__ = __name__
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.kind.apply(*args, **kwargs)
-
-
-def _script_call(tracer: Any) -> Callable[..., Any]:
-    own = torch.jit.ScriptFunction.__call__
-
-    def call(function: Any, *args: Any, **kwargs: Any) -> Any:
-        if tracer.evaluating or not holds_proxy((args, kwargs)):
-            return own(function, *args, **kwargs)
-        return tracer.create_proxy("call_function", _Script(function), args, kwargs)
-
-    return call
-
-
-class _Script:
-    """A function compiled by TorchScript; unlike it, this can be copied with the model."""
-
-    def __init__(self, function: Any) -> None:
-        self.function = function
-        self.__name__ = self.__qualname__ = function.name
-        self.__module__ = __name__
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.function(*args, **kwargs)
-
-
-def _autocast_enter(tracer: Any) -> Callable[..., Any]:
-    own = torch.autocast.__enter__
-
-    def enter(context: Any) -> Any:
-        if not tracer.evaluating and context._enabled:
-            raise tracer.refuse("an autocast block cannot be recorded")
-        return own(context)
-
-    return enter
-
-
-def _factory(tracer: Any, own: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(own)
     def make(*args: Any, **kwargs: Any) -> Any:
-        if not tracer.evaluating and (tracer.record_all or own in _RANDOM or holds_proxy((args, kwargs))):
+        tracer = _thread.recording()
+        if tracer is not None and (random or tracer.record_all or holds_proxy((args, kwargs))):
             return tracer.create_proxy("call_function", own, args, kwargs)
-        return own(*args, **kwargs)
+        return call_model(own, *args, **kwargs)
 
     return make
 
 
-def holds_proxy(item: Any) -> bool:
-    """Whether there is a proxy in any nesting of containers."""
-    if type(item) is ValueProxy:
-        return True
-    if type(item) in (tuple, list):
-        return any(map(holds_proxy, item))
-    return type(item) is dict and any(map(holds_proxy, item.values()))
+_PATCHES: dict[str, _Wrap] = {
+    "torch.nn.Module.__call__": _module_call,
+    "torch.nn.Module.__getattr__": _module_getattr,
+    "torch.nn.Module.__setattr__": _module_setattr,
+    "torch.autograd.Function.apply": _function_apply,
+    "torch.autocast.__enter__": _autocast_enter,
+    "torch.jit.ScriptFunction.__call__": _script_call,
+    "torch.backends.mha.get_fastpath_enabled": _fastpath_enabled,
+    NON_REENTRANT_CHECKPOINT: _checkpoint_generator,
+    **{f"torch.{name}": _factory for name in _FACTORIES},
+    "builtins.isinstance": _is_instance,
+}
+
+
+@boundary
+def _apply(kind: Any, *args: Any, **kwargs: Any) -> Any:
+    return kind.apply(*args, **kwargs)
+
+
+class _Named:
+    """A function under a name that fx can write; it is copied with the model, unlike one compiled by TorchScript."""
+
+    def __init__(self, function: Any, name: str) -> None:
+        self.function = function
+        self.__name__ = self.__qualname__ = name
+        self.__module__ = __name__
+
+    @boundary
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)

@@ -1,8 +1,8 @@
 """A proxy that carries the value it stands for, so that code which looks at shapes and types is traced.
 
 Shapes stay symbolic where they flow into operations: ``x.view(x.shape[0], -1)`` is recorded. Where Python
-itself needs a number (``if``, ``range``, ``len``), the example's is used and the decision is noted. Where it
-needs the *data* of a tensor, tracing stops: the module becomes an island.
+itself needs a number (``if``, ``range``, ``len``), it gets the example's, and a guard is noted. Where it needs the
+*data* of a tensor, tracing stops: the module becomes an island.
 """
 
 import dis
@@ -15,30 +15,12 @@ from typing import Any
 import torch
 from torch import fx
 
-from bitwright.errors import BitwrightError
-from bitwright.graph.capture.guards import check_decision, check_length, check_text, check_truth
+from bitwright.graph.capture.failures import Unhashable, boundary, call_model
+from bitwright.graph.capture.guards import check_length, check_text, check_truth, check_value
 
 # Attributes that depend on neither the data nor the size of a tensor.
-_CONSTANT = {
-    "dtype",
-    "layout",
-    "ndim",
-    "requires_grad",
-    "is_cuda",
-    "is_sparse",
-    "is_quantized",
-    "is_leaf",
-    "names",
-}
-_CONSTANT_METHODS = {
-    "dim",
-    "ndimension",
-    "is_floating_point",
-    "is_complex",
-    "element_size",
-    "get_device",
-    "type",
-}
+_CONSTANT = {"dtype", "layout", "ndim", "requires_grad", "is_cuda", "is_sparse", "is_quantized", "is_leaf", "names"}
+_CONSTANT_METHODS = {"dim", "ndimension", "is_floating_point", "is_complex", "element_size", "get_device", "type"}
 _UNPACK = dis.opmap["UNPACK_SEQUENCE"]
 _LOOKUPS = {dis.opmap[name] for name in ("BINARY_SUBSCR", "CONTAINS_OP", "BUILD_SET", "SET_ADD") if name in dis.opmap}
 _DATA_METHODS = {"item", "tolist", "numpy", "cpu_numpy", "__array__"}
@@ -57,14 +39,6 @@ IN_PLACE_OPERATORS: dict[Callable[..., Any], Callable[..., Any]] = {
 }
 
 
-class Untraceable(BitwrightError):
-    """Python code asked for something only the data can answer."""
-
-
-class Overwritten(Untraceable):
-    """Data was written into a tensor that the trace takes for a constant."""
-
-
 class ValueProxy(fx.Proxy):
     """Stands for a value while it is recorded how the value is computed."""
 
@@ -81,7 +55,7 @@ class ValueProxy(fx.Proxy):
 
     def __getattr__(self, k: str) -> Any:
         value = self.__dict__["_value"]
-        attribute = getattr(value, k)
+        attribute = call_model(getattr, value, k)
         if k in _CONSTANT and isinstance(value, torch.Tensor):
             return attribute
         if callable(attribute) and not isinstance(attribute, torch.Tensor | type):
@@ -97,18 +71,18 @@ class ValueProxy(fx.Proxy):
         value = self.__dict__["_value"]
         if isinstance(value, torch.Tensor):
             raise self.tracer.refuse(f"if asks for the data of a tensor ({self.node.name})")
-        answer = bool(value)
-        self.tracer.decide(self, "if", check_truth, answer)
-        return answer
+        truth = call_model(bool, value)
+        self.tracer.guard(self, "if", check_truth, truth)
+        return truth
 
     def __int__(self) -> int:
-        return int(self._number("int()"))
+        return call_model(int, self._number("int()"))
 
     def __float__(self) -> float:
-        return float(self._number("float()"))
+        return call_model(float, self._number("float()"))
 
     def __complex__(self) -> complex:
-        return complex(self._number("complex()"))
+        return call_model(complex, self._number("complex()"))
 
     def __round__(self, digits: int | None = None) -> Any:
         return self._computed(round) if digits is None else self._computed(round, digits)
@@ -132,19 +106,20 @@ class ValueProxy(fx.Proxy):
         return self._computed(operator.abs)
 
     def __format__(self, spec: str) -> str:
-        return format(self._number("format()", check_text), spec)
+        return call_model(format, self._number("format()", check_text), spec)
 
     def __str__(self) -> str:
         return repr(self) if isinstance(value_of(self), torch.Tensor) else str(self._number("str()", check_text))
 
     def __index__(self) -> int:
-        return self._number("an index").__index__()
+        return call_model(operator.index, self._number("an index"))
 
     def __len__(self) -> int:
         value = self.__dict__["_value"]
+        length = call_model(len, value)
         if not isinstance(value, torch.Size):  # that is the number of dimensions
-            self.tracer.decide(self, "len()", check_length, len(value))
-        return len(value)
+            self.tracer.guard(self, "len()", check_length, length)
+        return length
 
     def __iter__(self) -> Iterator[Any]:
         value = self.__dict__["_value"]
@@ -152,9 +127,10 @@ class ValueProxy(fx.Proxy):
             return iter(value)
         if not hasattr(value, "__getitem__"):
             raise self.tracer.refuse(f"a loop over {type(value).__name__} ({self.node.name}) cannot be recorded")
+        length = call_model(len, value)
         if not isinstance(value, torch.Size) and not _is_unpacked():
-            self.tracer.decide(self, "for", check_length, len(value))
-        return iter([self[i] for i in range(len(value))])
+            self.tracer.guard(self, "for", check_length, length)
+        return iter([self[i] for i in range(length)])
 
     def __reversed__(self) -> Iterator[Any]:
         return reversed(list(self))
@@ -165,7 +141,7 @@ class ValueProxy(fx.Proxy):
     def __contains__(self, item: Any) -> bool:
         if isinstance(self.__dict__["_value"], torch.Tensor):
             raise self.tracer.refuse("`in` asks for the data of a tensor")
-        return item in self.__dict__["_value"]
+        return call_model(operator.contains, self.__dict__["_value"], item)
 
     def __hash__(self) -> int:
         """A size may be looked up in a dict or set; but functions that keep results must not keep proxies."""
@@ -174,8 +150,8 @@ class ValueProxy(fx.Proxy):
             return id(self)
         frame = sys._getframe(1)
         if frame.f_code.co_code[frame.f_lasti] not in _LOOKUPS:
-            raise TypeError(f"unhashable: {self!r} stands for a {type(value).__name__} while a model is traced")
-        return hash(value)
+            raise Unhashable(f"unhashable: {self!r} stands for a {type(value).__name__} while a model is traced")
+        return call_model(hash, value)
 
     def __repr__(self) -> str:
         return f"ValueProxy({self.node.name})"
@@ -191,16 +167,16 @@ class ValueProxy(fx.Proxy):
     def _computed(self, function: Callable[..., Any], *args: Any) -> Any:
         return self.tracer.create_proxy("call_function", function, (self, *args), {})
 
-    def _number(self, reader: str, check: Callable[..., None] = check_decision) -> Any:
+    def _number(self, reader: str, check: Callable[..., None] = check_value) -> Any:
         value = self.__dict__["_value"]
         if isinstance(value, torch.Tensor):
             raise self.tracer.refuse(f"{reader} asks for the data of a tensor ({self.node.name})")
-        self.tracer.decide(self, reader, check, value)
+        self.tracer.guard(self, reader, check, value)
         return value
 
 
 def _is_unpacked() -> bool:
-    """Whether the caller's caller says ``a, b = x``: the number of items is in the program, so it decides nothing."""
+    """Whether the caller's caller says ``a, b = x``: the program itself fixes the number of items."""
     frame = sys._getframe(2)
     return frame.f_code.co_code[frame.f_lasti] == _UNPACK
 
@@ -217,6 +193,7 @@ for _in_place, _plain in IN_PLACE_OPERATORS.items():
     setattr(ValueProxy, f"__{_in_place.__name__}__", _record_in_place(_in_place, _plain))
 
 
+@boundary
 def set_item(x: Any, key: Any, value: Any) -> Any:
     """``x[key] = value`` as a function, which returns ``x``."""
     x[key] = value
@@ -235,7 +212,7 @@ class _Method:
             if self.name in _DATA_METHODS:
                 raise self.owner.tracer.refuse(f".{self.name}() asks for the data of a tensor ({self.owner.node.name})")
             if self.name in _CONSTANT_METHODS and not args:
-                return getattr(value, self.name)(**kwargs)
+                return call_model(getattr(value, self.name), **kwargs)
         elif isinstance(value, dict) and self.name == "keys":
             return value.keys()
         elif isinstance(value, dict) and self.name == "items":
@@ -251,7 +228,7 @@ def value_of(item: Any) -> Any:
         return item.__dict__["_value"]
     if isinstance(item, tuple):
         values = [value_of(i) for i in item]
-        return type(item)(*values) if hasattr(item, "_fields") else tuple(values)
+        return call_model(type(item), *values) if hasattr(item, "_fields") else tuple(values)
     if isinstance(item, list):
         return [value_of(i) for i in item]
     if isinstance(item, dict):

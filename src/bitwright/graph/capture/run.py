@@ -1,30 +1,32 @@
 """Capture: from a model and example inputs to a graph, or to several graphs around what cannot be traced.
 
 A module whose Python cannot be traced becomes an *island*: it runs as written, and its children are captured
-on their own, down to single modules. So capture never fails; what happened is on record.
+on their own, down to single modules. So no model makes capture fail, and what happened is on record. A mistake of
+our own is an error, not an island.
 """
 
 import copy
 import inspect
 import logging
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+import warnings
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
 
-from bitwright.errors import CaptureError, ConfigError, UnknownNameError, suggest
+from bitwright.errors import CaptureError, CaptureWarning, ConfigError, UnknownNameError, suggest
 from bitwright.graph.capture.copying import copy_model
-from bitwright.graph.capture.guards import Decision, users_line
+from bitwright.graph.capture.failures import Overwritten, call_model, frames_to_user, reason_for
+from bitwright.graph.capture.gc_paused import gc_paused
+from bitwright.graph.capture.guards import Guard
 from bitwright.graph.capture.islands import first_calls, is_single, parts
 from bitwright.graph.capture.leaves import Leaf, find_leaves
 from bitwright.graph.capture.parity import first_deviation, same
-from bitwright.graph.capture.pause import collection_paused
-from bitwright.graph.capture.proxy import Overwritten
-from bitwright.graph.capture.rehearsal import rehearsal
+from bitwright.graph.capture.patches import capturing
 from bitwright.graph.capture.tracer import ValueTracer
+from bitwright.graph.capture.trial_run import trial_run
 from bitwright.graph.facts import set_facts
 from bitwright.graph.inputs import Inputs, bind_inputs, caller
 from bitwright.graph.model import CapturedModel
@@ -42,7 +44,7 @@ class Capture:
         loose: modules that stand outside of any graph, to be swapped one by one.
         islands: modules that run as written, with the reason.
         leaves: modules that were asked to stay whole, with the wish that named them.
-        decisions: numbers of the example inputs that the graphs rely on.
+        guards: numbers of the example inputs that the graphs rely on.
         example: the example inputs as the result takes them, without arguments that are fixed.
     """
 
@@ -51,7 +53,7 @@ class Capture:
     loose: list[str] = field(default_factory=list)
     islands: dict[str, str] = field(default_factory=dict)
     leaves: dict[str, str] = field(default_factory=dict)
-    decisions: list[Decision] = field(default_factory=list)
+    guards: list[Guard] = field(default_factory=list)
     example: Inputs = field(default_factory=Inputs)
 
 
@@ -72,10 +74,23 @@ def capture_model(
     """
     if not isinstance(model, nn.Module):
         raise ConfigError(f"the model must be a torch.nn.Module, not {type(model).__name__}")
-    whole = find_leaves(model, leaves)
-    inputs = _with_fixed(model, Inputs.of(example_inputs), concrete_args or {})
-    with torch.no_grad(), _plain_attention(), collection_paused():
-        return _Capturing(model, inputs, whole, frozenset(concrete_args or ())).run()
+    try:
+        whole = find_leaves(model, leaves)
+        inputs = _with_fixed(model, Inputs.of(example_inputs), concrete_args or {})
+        with torch.no_grad(), capturing(), gc_paused():
+            captured = _Capturing(model, inputs, whole, frozenset(concrete_args or ())).run()
+    except Exception as error:
+        reason_for(error)  # if the failure is ours, it raises an error that says so
+        raise
+    if "" in captured.islands:
+        warnings.warn(
+            f"{type(model).__name__} runs as written, without a graph: {captured.islands['']}. Its layers are "
+            "quantized one by one; nothing is fused or shared between them. To have it captured, move what the reason "
+            "names into a submodule: then only that submodule runs as written",
+            CaptureWarning,
+            stacklevel=frames_to_user(),
+        )
+    return captured
 
 
 class _Capturing:
@@ -89,11 +104,11 @@ class _Capturing:
 
     def run(self) -> Capture:
         root = self._fresh()
-        with rehearsal(root, self.origin) as record:
+        with trial_run(root, self.origin) as record:
             expected = [_first_run(root, copy.deepcopy(self.inputs))]
         stateful = [path for path, module in root.named_modules() if module in record.changed]
         if stateful:  # then what the second call gives says whether the state matters
-            with rehearsal(root, self.origin):
+            with trial_run(root, self.origin):
                 expected = [_call(root, self.inputs) for _ in range(2)]
         reason = self._attempt(root, expected)
         if reason and stateful:
@@ -109,7 +124,12 @@ class _Capturing:
         return self.result
 
     def _fresh(self) -> nn.Module:
-        copied, self.origin = copy_model(self.model)
+        try:
+            copied, self.origin = copy_model(self.model)
+        except Exception as error:
+            raise ConfigError(
+                f"{type(self.model).__name__} cannot be copied, and prepare works on a copy: {reason_for(error)}"
+            ) from error
         return copied.eval()
 
     def _attempt(self, root: nn.Module, expected: list[Any]) -> str:
@@ -122,9 +142,10 @@ class _Capturing:
                 self._capture_module(root, "", self.inputs)
             if self._agrees(expected):
                 return ""
+            first = first_deviation(self.result.model, self._fresh(), self.inputs)
         except Exception as error:
-            return _reason(error)
-        return f"its graph deviates from it, first at {first_deviation(self.result.model, self._fresh(), self.inputs)}"
+            return reason_for(error)
+        return f"its graph deviates from it, first at {first}"
 
     def _agrees(self, expected: list[Any]) -> bool:
         result = self.result
@@ -132,46 +153,54 @@ class _Capturing:
         if "" in result.regions and self.fixed:
             taken = {str(n.target) for n in result.regions[""].graph.nodes if n.op == "placeholder"}
             result.example = self.inputs.without(self.model, self.fixed - taken)
-        with rehearsal(result.model, self.origin):
+        with trial_run(result.model, self.origin):
             got = [_call(result.model, result.example) for _ in expected]
         return same(got, expected)
 
     def _capture_module(self, module: nn.Module, path: str, inputs: Inputs) -> None:
-        """Trace one module, turning what fails inside it into islands until the rest goes through."""
+        """Capture one module, or make it an island."""
         islands = _inside(self.known_islands, path)
         whole = _inside(self.leaves, path)
-        fixed = self.fixed if not path else frozenset()
-        call = caller(module, inputs.args, inputs.kwargs)
-        record_all = False
-        while True:
-            tracer = ValueTracer({**islands, **whole}, record_all)
-            values = copy.deepcopy(bind_inputs(module, inputs.args, inputs.kwargs))
-            try:
-                with rehearsal(module, self.origin):
-                    graph = tracer.trace_call(module, values, call, fixed)
-            except Exception as error:
-                if isinstance(error, Overwritten) and not record_all:
-                    record_all = True
-                    continue
-                failed = tracer.failed_in or ""
-                if failed == "" or failed in islands:
-                    self._make_island(module, path, _reason(error), inputs)
-                    return
-                islands[failed] = _reason(error)
-                continue
-            break
-        self.result.decisions += tracer.decisions.values()
-        tracer.keep_constants()
-        graph_model = CapturedModel.build(module, graph)
+        try:
+            tracer = self._trace(module, path, inputs, islands, whole)
+            tracer.keep_constants()
+            graph_model = CapturedModel.build(module, tracer.graph)
+        except Exception as error:
+            self._make_island(module, path, reason_for(error, path), inputs)
+            return
+        self.result.guards += tracer.guards.values()
         self._put(path, graph_model)
-        called = dict.fromkeys(str(n.target) for n in graph.nodes if n.op == "call_module")
-        for node in graph.nodes:
+        called = {str(n.target): n for n in tracer.graph.nodes if n.op == "call_module"}
+        for node in tracer.graph.nodes:
             if node.op == "call_module" and str(node.target) in whole:
                 set_facts(node, leaf=whole[str(node.target)])
         reached = [name for name in called if name in islands]
         calls = first_calls(module, reached, inputs, self.origin) if reached else {}
         for name in reached:
             self._make_island(module.get_submodule(name), _join(path, name), islands[name], calls.get(name))
+
+    def _trace(
+        self, module: nn.Module, path: str, inputs: Inputs, islands: dict[str, str], whole: dict[str, str]
+    ) -> ValueTracer:
+        """Record one module; what fails inside it is added to ``islands``, until the rest goes through."""
+        fixed = self.fixed if not path else frozenset()
+        call = caller(module, inputs.args, inputs.kwargs)
+        record_all = False
+        while True:
+            tracer = ValueTracer({**islands, **whole}, record_all)
+            values = call_model(copy.deepcopy, bind_inputs(module, inputs.args, inputs.kwargs))
+            try:
+                with trial_run(module, self.origin):
+                    tracer.trace_call(module, values, call, fixed)
+                return tracer
+            except Exception as error:
+                failed = tracer.failed_in or ""
+                if isinstance(error, Overwritten) and not record_all:
+                    record_all = True
+                elif failed == "" or failed in islands:
+                    raise
+                else:
+                    islands[failed] = reason_for(error, _join(path, failed))
 
     def _make_island(self, module: nn.Module, path: str, reason: str, inputs: Inputs | None) -> None:
         """Let a module run as written, and capture its parts, as far as they are called on the example inputs."""
@@ -218,17 +247,6 @@ def _with_fixed(model: nn.Module, inputs: Inputs, fixed: Mapping[str, Any]) -> I
     return inputs.with_values(model, fixed)
 
 
-@contextmanager
-def _plain_attention() -> Iterator[None]:
-    """Attention as torch computes it in training: its fast path for inference rounds in another way."""
-    before = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(before)
-
-
 def _first_run(root: nn.Module, inputs: Inputs) -> Any:
     try:
         return root(*inputs.args, **inputs.kwargs)
@@ -239,18 +257,8 @@ def _first_run(root: nn.Module, inputs: Inputs) -> Any:
 
 
 def _call(model: nn.Module, inputs: Inputs) -> Any:
-    values = copy.deepcopy(inputs)
-    return model(*values.args, **values.kwargs)
-
-
-def _reason(error: BaseException) -> str:
-    """The first line of an error, and where the user's code met it."""
-    text = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-    last = error.__traceback__
-    while last is not None and last.tb_next is not None:
-        last = last.tb_next
-    where = users_line(last.tb_frame) if last is not None else "?"
-    return text if where in text or where == "?" else f"{text} at {where}"
+    values = call_model(copy.deepcopy, inputs)
+    return call_model(model, *values.args, **values.kwargs)
 
 
 def _inside(paths: Mapping[str, str], prefix: str) -> dict[str, str]:

@@ -3,21 +3,23 @@
 import enum
 import functools
 import operator
-from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
 from torch import fx, nn
 
-from bitwright.graph.capture.guards import Decision, check_constant, check_decision, users_line
-from bitwright.graph.capture.objects import Held, parts_of, vars_of
-from bitwright.graph.capture.patches import patched
-from bitwright.graph.capture.proxy import IN_PLACE_OPERATORS, Overwritten, Untraceable, ValueProxy, value_of
+from bitwright.graph.capture.failures import Overwritten, Untraceable, call_model, our_place, users_line
+from bitwright.graph.capture.guards import Guard, check_input, check_value
+from bitwright.graph.capture.nesting import LITERALS, holds_proxy, plain_tensors
+from bitwright.graph.capture.objects import ConstantObject, construction_of
+from bitwright.graph.capture.patches import recording
+from bitwright.graph.capture.proxy import IN_PLACE_OPERATORS, ValueProxy, value_of
 from bitwright.graph.facts import copy_facts, facts, has_facts, set_facts, set_value, tensor_info
 from bitwright.nn.mixins import QuantInputMixin
 from bitwright.nn.registry import is_custom, qmodule_for
 from bitwright.quantizer import TensorQuantizer
+from bitwright.torch_internals import has_side_effect, version_of
 
 # Torch's own composite modules that are traced into; all other torch.nn modules are leaves.
 _COMPOSITES = (
@@ -33,16 +35,14 @@ _COMPOSITES = (
 class ValueTracer(fx.Tracer):
     """An fx tracer whose proxies carry values, and which knows in which module it failed."""
 
-    proxy_buffer_attributes = True
-
     def __init__(self, leaves: Mapping[str, str], record_all: bool = False) -> None:
         super().__init__()
         self.leaves = leaves
         self.record_all = record_all  # also tensors that are made from plain numbers
-        self.decisions: dict[tuple[fx.Node, str], Decision] = {}
+        self.guards: dict[tuple[fx.Node, str], Guard] = {}
         self.failed_in: str | None = None
         self.evaluating = False
-        self._refused: Untraceable | None = None
+        self._failure: Exception | None = None  # the first, even if the user's code catches it and goes on
         self._scope: list[str] = [""]
         self._inputs: dict[str, Any] = {}
         self._attributes: dict[str, Any] = {}
@@ -58,7 +58,7 @@ class ValueTracer(fx.Tracer):
     ) -> fx.Graph:
         """Record ``call(root.forward, proxies of inputs)``; inputs that are ``fixed`` are part of the program."""
         self.root = root
-        self.graph = fx.Graph(tracer_cls=ValueTracer)
+        self.graph = fx.Graph()
         self._modules = dict(root.named_modules())
         self._paths = {module: name for name, module in self._modules.items()}
         self.tensor_attrs = {}
@@ -70,18 +70,14 @@ class ValueTracer(fx.Tracer):
             self._buffers.update(f"{path}.{name}".lstrip(".") for name in module._buffers)
             for name, value in [(n, v) for n, v in module.__dict__.items() if isinstance(v, torch.Tensor)]:
                 self.tensor_attrs[value] = f"{path}.{name}".lstrip(".")
-                module._buffers[name] = module.__dict__.pop(name)  # until the end of the rehearsal: reads are seen
+                module._buffers[name] = module.__dict__.pop(name)  # until the end of the trial run: reads are seen
         self._inputs = dict(inputs)
-        with patched(self), torch.enable_grad():
+        with recording(self), torch.enable_grad():
             proxies = {name: self._placeholder(name, value, fixed) for name, value in inputs.items()}
-            try:
-                result = call(root.forward, proxies)
-                if self._refused is not None:  # and the user's code went on regardless
-                    raise self._refused
-                arg = self.create_arg(result)
-            except Exception:
-                self.failed_in = "" if self.failed_in is None else self.failed_in
-                raise
+            result = call(root.forward, proxies)
+            if self._failure is not None:  # and the user's code went on regardless
+                raise self._failure
+            arg = self.create_arg(result)
             for target, value in self._written.items():
                 set_facts(self.create_node("call_function", store, (self._get(target), value.node), {}), plain=True)
             self.create_node("output", "output", (arg,), {}, type_expr=None)
@@ -101,7 +97,7 @@ class ValueTracer(fx.Tracer):
         # Numbers, flags and None are part of the program, not of the data.
         node = self.create_node("placeholder", name, (value,) if last else (), {})
         set_facts(node, plain=True)
-        self._check(check_constant, (node, value, name))
+        self._check(check_input, (node, value, name))
         return value
 
     def create_proxy(  # pyrefly: ignore
@@ -114,12 +110,22 @@ class ValueTracer(fx.Tracer):
         **options: Any,
     ) -> Any:
         """Record a node and compute its value."""
-        constants = [(t, t._version) for t in _plain_tensors((args, kwargs))]
+        try:
+            return self._record(kind, target, args, kwargs)
+        except Exception as error:
+            if self._failure is None and our_place(error):
+                self._failure = error
+            raise
+
+    def _record(self, kind: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        constants = [(t, version_of(t)) for t in plain_tensors((args, kwargs))]
         value = self._evaluate(kind, target, value_of(args), value_of(kwargs))
-        if any(t._version != version for t, version in constants):
+        if any(version_of(t) != version for t, version in constants):
             raise self.refuse(
                 f"{_title(target)} writes data into a tensor that is a constant of the trace", Overwritten
             )
+        if isinstance(value, torch.Tensor) and value.is_nested:
+            raise self.refuse("a nested tensor cannot be recorded")
         node = self.create_node(kind, target, self.create_arg(args), self.create_arg(kwargs), _name_for(target))
         memory = self._memory[node] = _memory(value)
         shares = tuple(n for n in node.all_input_nodes if memory & self._memory.get(n, _NOTHING))
@@ -128,7 +134,7 @@ class ValueTracer(fx.Tracer):
             return None
         proxy = ValueProxy(node, self, value)
         if type(value) is str:  # Python wants real text almost everywhere
-            self.decide(proxy, "the text", check_decision, value)
+            self.guard(proxy, "the text", check_value, value)
             return value
         return proxy
 
@@ -139,28 +145,34 @@ class ValueTracer(fx.Tracer):
             return a.node
         if kind is tuple or kind is list:
             return kind([self.create_arg(item) for item in a])
-        if kind in _LITERALS:
+        if kind in LITERALS:
             return a
         if isinstance(a, torch.Tensor):
             return self._constant(a)
         if isinstance(a, nn.Module) and a in self._paths:
             arg: Any = self.create_node("get_attr", self._paths[a], (), {})
         elif isinstance(a, slice | tuple | list | range) or kind is dict:
-            arg = super().create_arg(a)
-        elif isinstance(a, enum.Enum) or not _holds_proxy(a, set()):
-            arg = self.create_node("call_function", Held(a), (), {})
-        elif isinstance(a, nn.Module) or self.evaluating or (parts := parts_of(a)) is None:
+            arg = self._container(a)
+        elif isinstance(a, enum.Enum) or not holds_proxy(a):
+            arg = self.create_node("call_function", ConstantObject(a), (), {})
+        elif isinstance(a, nn.Module) or self.evaluating or (how := construction_of(a)) is None:
             raise self.refuse(f"a {kind.__qualname__} that holds tensors cannot be recorded")
         else:
-            function, args, kwargs = parts
+            function, args, kwargs = how
             arg = self.create_node("call_function", function, self.create_arg(args), self.create_arg(kwargs))
         if type(arg) is fx.Node and not has_facts(arg):
             set_facts(arg, plain=True)
         return arg
 
+    def _container(self, a: Any) -> Any:
+        try:
+            return super().create_arg(a)
+        except (NotImplementedError, RuntimeError) as error:  # what fx refuses, such as a dict with proxies as keys
+            raise self.refuse(f"a {type(a).__qualname__} cannot be recorded ({error})") from error
+
     def _constant(self, value: torch.Tensor) -> fx.Node:
         if value.grad_fn is not None:
-            raise self.refuse("a parameter was read behind the back of the trace")
+            raise self.refuse("a parameter was read without being traced")
         name = self._names.get(id(value))
         if name is None:
             name = self.tensor_attrs.get(value)
@@ -190,10 +202,10 @@ class ValueTracer(fx.Tracer):
                 if kind == "get_attr":
                     return functools.reduce(getattr, target.split("."), self.root)
                 if kind == "call_module":
-                    return self._modules[target](*args, **kwargs)
+                    return call_model(self._modules[target], *args, **kwargs)
                 if kind == "call_method":
-                    return getattr(args[0], target)(*args[1:], **kwargs)
-                return target(*args, **kwargs)
+                    return call_model(call_model(getattr, args[0], target), *args[1:], **kwargs)
+                return call_model(target, *args, **kwargs)
         finally:
             self.evaluating = before
 
@@ -210,13 +222,13 @@ class ValueTracer(fx.Tracer):
     def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Record a leaf, or run the module's forward and note where it fails."""
         if self.evaluating or m is self.root or m not in self._paths:
-            return forward(*args, **kwargs)
+            return call_model(forward, *args, **kwargs)
         path = self._paths[m]
         if self.is_leaf_module(m, path):
             return self.create_proxy("call_module", path, args, kwargs)
         self._scope.append(path)
         try:
-            return forward(*args, **kwargs)
+            return call_model(forward, *args, **kwargs)
         except Exception:
             if self.failed_in is None:
                 self.failed_in = path
@@ -224,20 +236,20 @@ class ValueTracer(fx.Tracer):
         finally:
             self._scope.pop()
 
-    def refuse(self, message: str, kind: type[Untraceable] = Untraceable) -> Untraceable:
+    def refuse(self, message: str, kind: type[Untraceable] = Untraceable) -> Exception:
         """The error for what cannot be recorded; the user's code may catch it, the trace does not forget it."""
-        if self._refused is None:
-            self._refused = kind(f"{message} at {users_line()}")
+        if self._failure is None:
+            self._failure = kind(f"{message} at {users_line()}")
             self.failed_in = self._scope[-1]
-        return self._refused
+        return self._failure
 
-    def decide(self, proxy: ValueProxy, reader: str, check: Callable[..., None], value: Any) -> None:
+    def guard(self, proxy: ValueProxy, reader: str, check: Callable[..., None], value: Any) -> None:
         """Remember that the trace relies on a number of the example inputs, and let the graph check it."""
-        if self.evaluating or (proxy.node, reader) in self.decisions:
+        if self.evaluating or (proxy.node, reader) in self.guards:
             return
         where = users_line()
         shown = value if type(value) in (bool, int, float, str) else repr(value)
-        self.decisions[proxy.node, reader] = Decision(proxy.node.name, reader, where, shown)
+        self.guards[proxy.node, reader] = Guard(proxy.node.name, reader, where, shown)
         self._check(check, (proxy.node, value, reader, where))
 
     def _check(self, check: Callable[..., None], args: tuple[Any, ...]) -> None:
@@ -264,7 +276,7 @@ class ValueTracer(fx.Tracer):
             self._written[target] = value
 
 
-@fx.has_side_effect
+@has_side_effect
 def store(buffer: torch.Tensor, value: torch.Tensor) -> None:
     """Give a buffer another value, and another shape if need be."""
     with torch.no_grad():
@@ -304,36 +316,6 @@ def _is_fixed(value: Any, named: bool) -> bool:
     return named or value is None or isinstance(value, bool | int | float | str)
 
 
-def _plain_tensors(item: Any) -> Iterator[torch.Tensor]:
-    """The tensors among arguments that are no proxies."""
-    kind = type(item)
-    if kind is tuple or kind is list:
-        for each in item:
-            yield from _plain_tensors(each)
-    elif kind is dict:
-        yield from _plain_tensors(list(item.values()))
-    elif kind is not ValueProxy and isinstance(item, torch.Tensor) and not item.is_inference():
-        yield item
-
-
-def _holds_proxy(item: Any, seen: set[int]) -> bool:
-    """Whether there is a proxy in an object, its items or its attributes, at any depth."""
-    if type(item) is ValueProxy:
-        return True
-    if type(item) in _LITERALS or id(item) in seen or isinstance(item, torch.Tensor | type):
-        return False
-    seen.add(id(item))
-    if isinstance(item, dict):
-        parts: list[Any] = [*item.values()]
-    else:
-        parts = [*item] if isinstance(item, tuple | list | set | deque) else []
-    if isinstance(item, functools.partial):
-        parts += [*item.args, *item.keywords.values()]
-    if not isinstance(item, nn.Module):
-        parts += vars_of(item).values()
-    return any(_holds_proxy(part, seen) for part in parts)
-
-
 def _title(target: Any) -> str:
     return target if isinstance(target, str) else getattr(target, "__name__", repr(target))
 
@@ -347,15 +329,13 @@ def _name_for(target: Any) -> str | None:
     return f"{name}_value" if hasattr(nn.Module, name) else None
 
 
-_LITERALS = {bool, int, float, complex, str, type(None), type(...), torch.dtype, torch.device, torch.layout}
-_LITERALS |= {torch.memory_format}
 _NOTHING: frozenset[int] = frozenset()
 
 
 def _memory(value: Any) -> frozenset[int]:
     """Where in memory a tensor, or several in a sequence, lie: by this a view is known from a new tensor."""
     if isinstance(value, torch.Tensor):
-        return frozenset({value.untyped_storage().data_ptr()} - {0})
+        return frozenset({value.untyped_storage().data_ptr()} - {0}) if value.layout is torch.strided else _NOTHING
     if isinstance(value, tuple | list):
         return _NOTHING.union(*(_memory(item) for item in value))
     return _NOTHING

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from bitwright.errors import ConfigError
-from bitwright.graph.build import has_hooks, module_of
+from bitwright.graph.build import module_of
 from bitwright.graph.facts import shape_of
 from bitwright.graph.match import InputMatchType, MatcherNode
 from bitwright.graph.rewriting.replace import ReplacePatternBase, ReplaceStrategy
@@ -37,6 +37,7 @@ from bitwright.nn.channels import (
     per_input,
     per_output,
 )
+from bitwright.torch_internals import has_hooks
 
 
 @dataclass

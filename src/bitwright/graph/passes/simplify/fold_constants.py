@@ -15,6 +15,7 @@ from bitwright.graph.model import CapturedModel
 from bitwright.graph.names import attribute_of, container, namespace
 from bitwright.graph.purity import only_computes, written_attributes
 from bitwright.graph.rewriting.schedule import register_schedule
+from bitwright.torch_internals import is_saved
 
 LARGEST = 2**24  # values: larger results are left to be computed
 
@@ -75,5 +76,5 @@ def _why_changing(model: CapturedModel, node: fx.Node, persistent: bool) -> str:
     owner = model.get_submodule(owner_name)
     if isinstance(attribute_of(model, target), nn.Parameter):
         return "parameters train"
-    saved = name in owner._buffers and name not in owner._non_persistent_buffers_set
+    saved = is_saved(owner, name)
     return f"buffer {target} may be loaded anew" if saved and not persistent else ""

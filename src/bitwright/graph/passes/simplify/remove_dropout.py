@@ -8,12 +8,13 @@ from typing import Any
 
 from torch import fx, nn
 
-from bitwright.graph.build import argument, has_hooks
+from bitwright.graph.build import argument
 from bitwright.graph.facts import facts
 from bitwright.graph.match import MatcherNode
 from bitwright.graph.rewriting.replace import ReplacePatternBase, ReplaceStrategy
 from bitwright.graph.rewriting.schedule import register_schedule
 from bitwright.graph.walks import first_input
+from bitwright.torch_internals import has_hooks
 
 
 @register_schedule("remove_dropout", stage="simplify")

@@ -16,13 +16,14 @@ from typing import Any
 import torch.nn.functional as F
 from torch import fx, nn
 
-from bitwright.graph.build import NodeBuilder, has_hooks
+from bitwright.graph.build import NodeBuilder
 from bitwright.graph.facts import is_floating, shape_of
 from bitwright.graph.match import MatcherNode
 from bitwright.graph.passes.attention import Attention, AttentionBuilder
 from bitwright.graph.rewriting.replace import ReplacePatternBase, ReplaceStrategy
 from bitwright.graph.rewriting.schedule import register_schedule
 from bitwright.nn.attention_parts import AttentionProduct
+from bitwright.torch_internals import has_hooks
 
 _TENSORS = ("query", "key", "value", "key_padding_mask", "attn_mask")
 _OPTIONS = ("need_weights", "average_attn_weights", "is_causal", "num_heads", "add_zero_attn")

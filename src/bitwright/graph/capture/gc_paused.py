@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def collection_paused() -> Iterator[None]:
+def gc_paused() -> Iterator[None]:
     """Otherwise every collection looks at all objects again, and the time grows faster than the model."""
     enabled = gc.isenabled()
     gc.disable()

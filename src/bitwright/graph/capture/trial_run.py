@@ -1,5 +1,6 @@
 """Run a model as if it had not been run: always the same random numbers, and its state is put back."""
 
+import threading
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -9,29 +10,38 @@ from typing import Any
 import torch
 from torch import nn
 
+from bitwright.torch_internals import version_of
+
 _OWN = frozenset(nn.Module().__dict__)  # what torch keeps in every module
 _KINDS = ("_modules", "_parameters", "_buffers")
 _CONTAINERS = frozenset({list, dict, set, deque})
 _UNCHANGED = (bool, int, float, str, type(None), torch.Size, tuple)
 
 
+_random = threading.RLock()  # torch has one generator for all threads
+
+
 @dataclass
-class Rehearsal:
+class TrialRun:
     """What a run did to a model's state, known once it is over."""
 
     changed: set[nn.Module] = field(default_factory=set)
 
 
 @contextmanager
-def rehearsal(model: nn.Module, origin: Mapping[int, torch.Tensor] | None = None) -> Iterator[Rehearsal]:
+def trial_run(model: nn.Module, origin: Mapping[int, torch.Tensor] | None = None) -> Iterator[TrialRun]:
     """Put back attributes, buffers, and what lists and dicts of modules hold, however the run ends.
 
-    ``origin`` tells, by the id of a tensor, another one that holds its value, so that it need not be copied.
+    One thread at a time: each run begins from the same random numbers.
+
+    Args:
+        model: the model that will be run.
+        origin: by the id of a tensor, another one that holds its value, so that it need not be copied.
     """
-    record = Rehearsal()
+    record = TrialRun()
     modules = [m for m in model.modules() if not isinstance(m, torch.jit.ScriptModule)]
     states = [_State(module, origin or {}) for module in modules]
-    with torch.random.fork_rng(devices=[]):
+    with _random, torch.random.fork_rng(devices=[]):
         try:
             yield record
         finally:
@@ -82,7 +92,7 @@ def _ids(attributes: dict[str, Any]) -> list[int]:
 
 def _place(tensor: torch.Tensor) -> tuple[int, int]:
     """Changes when a tensor is written to, or is given other memory."""
-    return tensor._version, tensor.data_ptr()
+    return version_of(tensor), tensor.data_ptr() if tensor.layout is torch.strided else 0
 
 
 def _snapshot(value: Any, depth: int = 0) -> list[tuple[Any, Any]]:

@@ -1,0 +1,256 @@
+"""All that leans on the insides of torch: each use a small function, and one self-test for all of them.
+
+Nothing else in the package uses a private name of torch (``nn.Module._modules``, ``_parameters`` and ``_buffers``
+excepted). ``python -m bitwright.torch_internals`` says what fits the torch that is installed and what does not.
+"""
+
+import functools
+import importlib
+import operator
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+TRIED = ("2.9", "2.13")
+"""The versions of torch with which the self-test and the tests of capture passed."""
+
+MODULE_STATE = ("_modules", "_parameters", "_buffers", "_non_persistent_buffers_set")
+"""The attributes in which a module keeps its state: dicts by name, and a set of names."""
+
+_HOOKS = ("_hooks", "_hooks_with_kwargs", "_hooks_always_called")
+_CHECKS: dict[str, Callable[[], bool]] = {}
+
+
+def _check(function: Callable[[], bool]) -> Callable[[], bool]:
+    """Make a function part of the self-test; its docstring is the name of what it tries."""
+    _CHECKS[(function.__doc__ or function.__name__).rstrip(".")] = function
+    return function
+
+
+def self_test() -> dict[str, str]:
+    """Try all that Bitwright expects of torch's insides.
+
+    Returns:
+        What does not hold, each with the error; empty if this torch fits.
+    """
+    failures: dict[str, str] = {}
+    for name, check in _CHECKS.items():
+        try:
+            if not check():
+                failures[name] = "it behaves differently"
+        except Exception as error:
+            failures[name] = f"{type(error).__name__}: {error}"
+    return failures
+
+
+def find_attribute(path: str) -> tuple[Any, str] | None:
+    """The owner and the name of ``torch.utils.checkpoint.checkpoint``, say; None if this torch does not have it."""
+    first, *between, name = path.split(".")
+    try:
+        owner = functools.reduce(getattr, between, importlib.import_module(first))
+    except AttributeError:
+        return None
+    return (owner, name) if name in vars(owner) else None
+
+
+# ------------------------------------------------------------------------------------------------- tensors
+
+
+def version_of(tensor: Tensor) -> int:
+    """How often a tensor was written to. Leans on ``Tensor._version``."""
+    return tensor._version
+
+
+@_check
+def _version() -> bool:
+    """Tensor._version counts writes, through views as well."""
+    tensor = torch.zeros(2)
+    before = version_of(tensor)
+    tensor[0].add_(1)
+    return version_of(tensor) == before + 1
+
+
+# ------------------------------------------------------------------------------------------------- modules
+
+
+def is_hooks(name: str) -> bool:
+    """Whether a module keeps hooks under this name. Leans on the names of the attributes of ``nn.Module``."""
+    return name.endswith(_HOOKS)
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether a module has forward hooks. Leans on ``nn.Module._forward_hooks`` and ``_forward_pre_hooks``."""
+    return bool(module._forward_hooks or module._forward_pre_hooks)
+
+
+def remove_pre_hook(module: nn.Module, hook: Callable[..., object]) -> bool:
+    """Remove a forward pre-hook, and say whether it was there. Leans on ``nn.Module._forward_pre_hooks``."""
+    found = [key for key, value in module._forward_pre_hooks.items() if value is hook]
+    for key in found:
+        del module._forward_pre_hooks[key]
+    return bool(found)
+
+
+def is_saved(module: nn.Module, buffer: str) -> bool:
+    """Whether a state dict has the buffer of that name. Leans on ``nn.Module._non_persistent_buffers_set``."""
+    return buffer in module._buffers and buffer not in module._non_persistent_buffers_set
+
+
+@_check
+def _module_state() -> bool:
+    """nn.Module keeps state and hooks in the attributes known here."""
+    module = nn.Module()
+    hooks = [name for name, value in vars(module).items() if "hook" in name and isinstance(value, dict)]
+    return all(name in vars(module) for name in MODULE_STATE) and all(map(is_hooks, hooks)) and len(hooks) >= 10
+
+
+@_check
+def _buffers() -> bool:
+    """nn.Module._non_persistent_buffers_set has the buffers that are not saved."""
+    module = nn.Module()
+    for name, saved in {"saved": True, "unsaved": False}.items():
+        module.register_buffer(name, torch.zeros(1), persistent=saved)
+    return [name for name in module._buffers if is_saved(module, name)] == ["saved"] == list(module.state_dict())
+
+
+@_check
+def _hooks() -> bool:
+    """nn.Module._forward_pre_hooks and _forward_hooks hold the hooks that run."""
+    module, ran = nn.Identity(), []
+    module.register_forward_pre_hook(hook := lambda *_: ran.append("before"))
+    module.register_forward_hook(lambda *_: ran.append("after"))
+    module(torch.zeros(1))
+    removed = remove_pre_hook(module, hook)
+    module(torch.zeros(1))
+    return removed and has_hooks(module) and ran == ["before", "after", "after"] and not has_hooks(nn.Identity())
+
+
+@_check
+def _module_calls() -> bool:
+    """nn.Module.__call__, __getattr__ and __setattr__ can be replaced on the class."""
+    return all(find_attribute(f"torch.nn.Module.{name}") for name in ("__call__", "__getattr__", "__setattr__"))
+
+
+# ---------------------------------------------------------------------------- contexts and checkpointing
+
+
+NON_REENTRANT_CHECKPOINT = "torch.utils.checkpoint._checkpoint_without_reentrant_generator"
+"""The generator that wraps a function under ``checkpoint(use_reentrant=False)``, to keep what backward needs."""
+
+
+def is_enabled(context: torch.autocast) -> bool:
+    """Whether an autocast context changes anything. Leans on ``torch.autocast._enabled``."""
+    return context._enabled
+
+
+@_check
+def _autocast() -> bool:
+    """torch.autocast._enabled says whether the context does anything."""
+    contexts = [torch.autocast("cpu", enabled=enabled) for enabled in (True, False)]
+    return [is_enabled(context) for context in contexts] == [True, False]
+
+
+@_check
+def _checkpoint() -> bool:
+    """torch.utils.checkpoint wraps functions by a generator."""
+    found = find_attribute(NON_REENTRANT_CHECKPOINT)
+    return found is not None and callable(getattr(*found))
+
+
+# ------------------------------------------------------------------------------------------ torch.compile
+
+
+def settle_compiler() -> bool:
+    """Let torch.compile look up the functions of torch and Python now, before they are replaced for a while.
+
+    It does so once, when it first compiles. Leans on the tables of ``torch._dynamo.trace_rules``.
+
+    Returns:
+        Whether torch.compile is loaded; if not, there is nothing to do yet.
+    """
+    rules = sys.modules.get("torch._dynamo.trace_rules")
+    if rules is not None:
+        rules.get_torch_obj_rule_map()
+        rules._builtin_function_ids()
+    return rules is not None
+
+
+def refresh_compiler() -> None:
+    """Let torch.compile look functions up anew, if it was loaded while they were replaced. Leans on the same tables."""
+    rules = sys.modules.get("torch._dynamo.trace_rules")
+    if rules is not None:
+        rules.clear_lru_cache()
+        rules._builtin_function_ids.add(id(isinstance))
+
+
+# ----------------------------------------------------------------------------------------------- torch.fx
+
+
+has_side_effect = fx.has_side_effect
+"""Keeps calls of a function in a graph although nobody reads their result. Leans on an undocumented name of fx."""
+
+
+@_check
+def _side_effect() -> bool:
+    """fx.has_side_effect keeps a call from dead code elimination."""
+    graph = fx.Graph()
+    graph.call_function(has_side_effect(_checked))
+    graph.output(None)
+    graph.eliminate_dead_code()
+    return any(node.target is _checked for node in graph.nodes)
+
+
+def _checked() -> None:
+    """Do nothing, in a graph."""
+
+
+@_check
+def _proxies() -> bool:
+    """fx.Proxy needs no more than a node and a tracer, and asks its tracer for every torch function and operator."""
+
+    class Recording(fx.Tracer):
+        def create_proxy(self, *args: object, **options: object) -> None:  # pyrefly: ignore
+            seen.append(args[:2])
+
+    seen: list[object] = []
+    tracer = Recording()
+    tracer.graph = fx.Graph()
+    proxy: Any = object.__new__(fx.Proxy)
+    proxy.__dict__.update(node=tracer.graph.placeholder("x"), tracer=tracer)
+    _ = torch.relu(proxy), proxy + 1
+    return seen == [("call_function", torch.relu), ("call_function", operator.add)]
+
+
+@_check
+def _tracer() -> bool:
+    """fx.Tracer names constants and turns containers of nodes into arguments."""
+    tracer = fx.Tracer()
+    tracer.root, tracer.graph = nn.Module(), fx.Graph()
+    proxy = fx.Proxy(tracer.graph.placeholder("x"), tracer)
+    fresh = tracer.get_fresh_qualname("_tensor_constant")
+    argument: Any = tracer.create_arg({"a": [slice(proxy)]})
+    return fresh == "_tensor_constant0" and argument["a"][0].stop is proxy.node
+
+
+@_check
+def _graph_module() -> bool:
+    """Every fx.GraphModule has a class of its own, on which forward is set, and which may have more bases."""
+
+    class Mixed(fx.GraphModule, nn.Identity):
+        pass
+
+    graph = fx.Graph()
+    graph.output(graph.call_function(torch.neg, (graph.placeholder("x"),)))
+    one, other = (Mixed(nn.Module(), graph) for _ in range(2))
+    return type(one) is not type(other) and "forward" in vars(type(one)) and float(one(torch.ones(()))) == -1
+
+
+if __name__ == "__main__":
+    found = self_test()
+    for name in _CHECKS:
+        sys.stdout.write(f"FAILS  {name}: {found[name]}\n" if name in found else f"holds  {name}\n")
+    sys.stdout.write(f"torch {torch.__version__}; tried with {', '.join(TRIED)}\n")
+    raise SystemExit(bool(found))
