@@ -57,7 +57,7 @@ def test_captured_with_exact_parity(name):
 @pytest.mark.parametrize("name", ZOO)
 def test_quantizes_end_to_end(name):
     case, model = ZOO[name], built(name)
-    quantized = bw.prepare(model, case.inputs(2, case.size))
+    quantized = bw.prepare(model, case.inputs(2, case.size), debug=True)
     bw.calibrate(quantized, [case.inputs(4, size) for size in (case.size, case.size, case.other or case.size)])
     assert all(q.calibrated for q in quantizers(quantized).values())
     with torch.no_grad():
@@ -89,7 +89,7 @@ def _is_idle(model, name):
 @pytest.mark.parametrize("name", ZOO)
 def test_a_training_step_gives_gradients(name):
     case, model = ZOO[name], built(name)
-    quantized = bw.prepare(model, case.inputs(2, case.size))
+    quantized = bw.prepare(model, case.inputs(2, case.size), debug=True)
     bw.calibrate(quantized, [case.inputs(2, case.size)])
     loss = sum(t.pow(2).mean() for t in tensors(case.call(quantized, case.inputs(2, case.size))))
     loss.backward()
@@ -121,7 +121,7 @@ def test_a_captured_decoder_generates():
 @pytest.mark.parametrize("name", ["ShuffleNet", "Yolo", "Bert"])
 def test_exports_and_verifies(name, tmp_path):
     case, model = ZOO[name], built(name)
-    quantized = bw.prepare(model, case.inputs(2, case.size))
+    quantized = bw.prepare(model, case.inputs(2, case.size), debug=True)
     batches = [case.inputs(4, case.size) for _ in range(2)]
     bw.calibrate(quantized, batches)
     file = bw.export(quantized, tmp_path / "net.onnx")
