@@ -27,7 +27,8 @@ from rich.table import Table
 
 import bitwright as bw
 from benchmarks.nets import NETS, example_input, randomize_batchnorm
-from bitwright.verification import RUNTIMES, RuntimeProof, onnx_file
+from bitwright.exporting.onnx.file import OnnxFile
+from bitwright.verification import RUNTIMES, RuntimeProof
 from bitwright.verification.runtimes.base import Session
 
 RUNS = 20
@@ -88,18 +89,18 @@ def measure(name: str, build: Callable[[], torch.nn.Module], table: Table, conso
             file = bw.export(qmodel, folder / f"{backend}.onnx")
             proof = bw.verify(qmodel, file, [example_input(name, 2)], runtimes=[backend], latency=False)
             runtime = RUNTIMES.get(backend)()
-            loaded = onnx.load(str(file))
+            loaded = OnnxFile.read(file.path)
             sessions = {
                 "ours": runtime.session(loaded, threads=1),
-                "float": runtime.session(onnx_file.float_twin(loaded), threads=1),
+                "float": runtime.session(loaded.float_twin(), threads=1),
             }
             if backend == "onnxruntime":
                 float_file = bw.export(qmodel, folder / "float.onnx", quantized=False)
-                peer = peer_file(float_file, folder, batch)
-                sessions["peer"] = runtime.session(onnx.load(str(peer)), threads=1)
+                peer = peer_file(float_file.path, folder, batch)
+                sessions["peer"] = runtime.session(OnnxFile.read(peer), threads=1)
             else:
-                sessions["peer"] = runtime.session(onnx.load(str(folder / "peer.onnx")), threads=1)
-            times = best_times(sessions, {loaded.graph.input[0].name: sample.numpy()})
+                sessions["peer"] = runtime.session(OnnxFile.read(folder / "peer.onnx"), threads=1)
+            times = best_times(sessions, {loaded.inputs[0]: sample.numpy()})
             add_row(table, name, proof.runtimes[backend], times, console)
 
 

@@ -132,7 +132,7 @@ def main() -> None:
         print(f"  INT8 accuracy              {scores[runtime]:.1%}")
         integer = sum(o.integer for o in found.operators)
         print(f"  operators in integers      {integer} of {len(found.operators)} ({found.coverage:.0%})")
-        print(f"  values as simulated        {percent(found.equal)}, largest gap {count(found.largest, 'step')}")
+        print(f"  values as simulated        {percent(found.equal)}, largest gap {count(found.largest or 0, 'step')}")
         if found.latency is not None:
             print(f"  speed                      {found.latency.speedup:.1f} times FP32 in {runtime}")
     print(f"\nSize    {proof.size / 1e3:.0f} kB, {proof.float_size / proof.size:.1f} times smaller than FP32")

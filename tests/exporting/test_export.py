@@ -13,6 +13,7 @@ from torch import nn
 
 import bitwright as bw
 from bitwright.errors import ConfigError, ExportError, MissingExtraError
+from bitwright.exporting import ExportedFile
 from bitwright.exporting.deploy import deploy
 from bitwright.numerics import quantize
 
@@ -49,13 +50,13 @@ def qmodel() -> nn.Module:
 
 
 @pytest.fixture(scope="module")
-def file(qmodel: nn.Module, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def file(qmodel: nn.Module, tmp_path_factory: pytest.TempPathFactory) -> ExportedFile:
     return bw.export(qmodel, tmp_path_factory.mktemp("export") / "net.onnx")
 
 
 @pytest.fixture(scope="module")
 def loaded(file: Path) -> onnx.ModelProto:
-    return onnx.load(str(file))
+    return onnx.load(file)
 
 
 def initializers(model: onnx.ModelProto) -> dict[str, np.ndarray]:
@@ -66,7 +67,7 @@ def test_file_is_standard_onnx(loaded: onnx.ModelProto) -> None:
     onnx.checker.check_model(loaded, full_check=True)
     assert {n.domain for n in loaded.graph.node} <= {"", "ai.onnx"}
     assert not loaded.functions
-    assert not loaded.metadata_props
+    assert [entry.key for entry in loaded.metadata_props] == ["bitwright.record", "bitwright.checksum"]
     assert not any(n.metadata_props for n in loaded.graph.node)
     assert loaded.producer_name == "bitwright"
 
@@ -144,7 +145,7 @@ def test_file_takes_any_batch(qmodel: nn.Module, file: Path, batch: int) -> None
 def test_deployed_twin_computes_what_the_simulation_does(qmodel: nn.Module) -> None:
     x = torch.randn(4, 3, 16, 16)
     with torch.no_grad():
-        torch.testing.assert_close(deploy(qmodel)(x), qmodel(x), rtol=0, atol=1e-5)
+        torch.testing.assert_close(deploy(qmodel).model(x), qmodel(x), rtol=0, atol=1e-5)
 
 
 def test_clamp_that_matters_is_kept(tmp_path: Path) -> None:
@@ -199,7 +200,7 @@ def test_model_that_fixes_its_batch_is_exported_with_it(tmp_path: Path, caplog: 
     with caplog.at_level(logging.WARNING, "bitwright"):
         file = bw.export(model, tmp_path / "fixed.onnx")
     assert "fixed batch size" in caplog.text
-    assert onnx.load(str(file)).graph.input[0].type.tensor_type.shape.dim[0].dim_value == 2
+    assert onnx.load(file).graph.input[0].type.tensor_type.shape.dim[0].dim_value == 2
 
 
 def test_uncalibrated_model_is_refused(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from bitwright.calibration import calibrate
 from bitwright.errors import ConfigError
 from bitwright.preparation import Verdict, ledger_of, prepare
 from bitwright.reporting import charts, report, text
+from bitwright.verification.limits import DEFAULT
 from bitwright.verification.proof import Latency, OperatorCheck, OutputCheck, Proof, RuntimeProof, TensorCheck
 
 EVIL = "<img src=x onerror=alert(1)>\"'&</script><script>alert(2)</script>"
@@ -93,15 +94,15 @@ def proof() -> Proof:
         outputs=[OutputCheck("logits", 0.02, 0.001, 0.0123)],
         tensors=[TensorCheck("relu", 1, 0.0, 0.99999, 100_000), TensorCheck("fc", 3, 0.0, 1.0, 50_000)],
         operators=[
-            OperatorCheck("conv", "conv", True, "QLinearConv"),
-            OperatorCheck("fc", "linear", False, "Gemm", "it has no quantized input"),
+            OperatorCheck("conv", "conv", True, "QLinearConv", multiply_adds=100),
+            OperatorCheck("fc", "linear", False, "Gemm", "it has no quantized input", multiply_adds=300),
         ],
         latency=Latency(1.5, 3.75, 1),
         notes=["a note of the runtime"],
     )
     other = RuntimeProof("openvino", "1.2.3", operators=[OperatorCheck("conv", "conv", True, "Convolution_I8")])
     runtimes = {"onnxruntime": fast, "openvino": other}
-    return Proof("/some/where/small.onnx", 250_000, 975_000, runtimes, notes=["a note of the file"])
+    return Proof("/some/where/small.onnx", 250_000, 975_000, runtimes, DEFAULT, notes=["a note of the file"])
 
 
 def page_of(model: nn.Module, proof: Proof | None, tmp_path: Path, **options) -> tuple[Page, str]:
@@ -115,10 +116,10 @@ def test_numbers_of_the_proof(model, proof, tmp_path):
     for expected in (
         *("98.20%", "96.45%", "−1.75 points", "no change"),
         *("3.9× smaller", "0.25 MB instead of 0.97 MB", "small.onnx"),
-        *("50.0%", "1/1 conv, 0/1 linear", "100%"),
+        *("50.0%", "1 of 2 operators executed, 25.0% of multiply–adds", "100%"),
         *("2.50×", "1.50 ms instead of 3.75 ms, 1 sample, one thread"),
         *("99.999%", "150,000 values in 2 tensors"),
-        *("3 steps", "first above one step: fc", "outputs differ by at most 1.23% of their range"),
+        *("3 steps", "first above one step: fc", "outputs differ by at most 1.23%"),
         *("it has no quantized input (runs as Gemm)", "Executed in float by onnxruntime"),
         *(
             "9.8.7",
@@ -130,7 +131,7 @@ def test_numbers_of_the_proof(model, proof, tmp_path):
         ),
     ):
         assert expected in page.text, expected
-    assert "Verified" in page.text
+    assert '<p class="verdict good">Verified in onnxruntime and openvino</p>' in source
     assert "Limits missed" not in page.text
     assert '<div class="line bad">' in source  # the accuracy that was lost
     assert "Small · quantization report" in page.text
@@ -139,10 +140,26 @@ def test_numbers_of_the_proof(model, proof, tmp_path):
 def test_missed_limits_are_red(model, proof, tmp_path):
     proof.missed = ["onnxruntime: 2.50 times the speed of FP32, less than 4.00", "openvino: too slow"]
     page, source = page_of(model, proof, tmp_path)
-    assert '<p class="verdict bad">2 limits missed</p>' in source
+    assert '<p class="verdict bad">NOT verified in onnxruntime and openvino</p>' in source
     assert source.index('<section class="missed"') < source.index(proof.missed[0]) < source.index('class="cards"')
     assert "Verified" not in page.text
     assert ".missed li { color: var(--bad)" in source
+
+
+def test_without_limits_nothing_is_verified(model, proof, tmp_path):
+    proof.limits = None
+    page, source = page_of(model, proof, tmp_path)
+    assert '<p class="verdict open">Compared, not judged, in onnxruntime and openvino</p>' in source
+    assert "Verified" not in page.text
+
+
+def test_what_was_not_measured_is_said(model, tmp_path):
+    proof = Proof("small.onnx", 1, 4, {"onnxruntime": RuntimeProof("onnxruntime", "1")}, DEFAULT, ["nothing compared"])
+    page, source = page_of(model, proof, tmp_path)
+    assert page.text.count("not measured") == 3  # operators, values, gap
+    assert "outputs not compared" in page.text
+    assert "100%" not in page.text
+    assert "verdict good" not in source
 
 
 def test_table_has_what_analyze_found(model, tmp_path):

@@ -17,8 +17,8 @@ from bitwright.cli.output import step
 from bitwright.cli.scores import DeployedModel, Scores, first_scores, missed_drop, score
 from bitwright.cli.summary import Outcome
 from bitwright.cli.wishes import read_wishes
-from bitwright.errors import ConfigError, require
-from bitwright.exporting import export
+from bitwright.errors import ConfigError
+from bitwright.exporting import FORMATS, ExportFormat, export
 from bitwright.files import check_output
 from bitwright.preparation import ledger_of, prepare
 from bitwright.recipe import Recipe
@@ -37,6 +37,7 @@ class Job:
     example: tuple[Any, str] | None
     backend: Backend
     recipe: Recipe
+    format: str
     file: Path
     report: Path
     runtimes: list[str] | None
@@ -54,7 +55,8 @@ class Job:
         example: str | None,
         wishes: tuple[str | None, Path | None, str | None, str | None, Iterable[str] | None],
         output: Path,
-        name: str,
+        name: str | None,
+        format: str | None,
         force: bool,
         runtimes: list[str] | None,
         latency: bool,
@@ -66,14 +68,15 @@ class Job:
             raise ConfigError("--min-speedup needs the speed to be measured: leave out --no-latency")
         if max_drop is not None and evaluate is None:
             raise ConfigError("--max-accuracy-drop needs --eval, to know the accuracy")
-        file, report = check_outputs(output, name, force)
         load(model, "the model")
         source = (load(data, "--data"), f"--data {data}")
         judge = (load(evaluate, "--eval"), f"--eval {evaluate}") if evaluate else None
         if judge is not None and not callable(judge[0]):
             raise ConfigError(f"{judge[1]} must be a function of the model, not {type(judge[0]).__name__}")
         backend, recipe = read_wishes(*wishes)
-        check_extras(backend, runtimes)
+        writer = FORMATS.get(format or backend.formats[0])
+        file, report = check_outputs(output, name or f"model{writer.suffix}", writer.suffix, force)
+        check_extras(backend, writer, runtimes)
         return cls(
             target=model,
             data=source,
@@ -81,6 +84,7 @@ class Job:
             example=(load(example, "--example"), f"--example {example}") if example else None,
             backend=backend,
             recipe=recipe,
+            format=writer.name,
             file=file,
             report=report,
             runtimes=runtimes or None,
@@ -103,7 +107,7 @@ class Job:
         before = self._score(model, "the float model")
         calibrate(qmodel, batches)
         with step("exporting"):
-            export(qmodel, self.file)
+            export(qmodel, self.file, format=self.format)
             self.report.unlink(missing_ok=True)  # it spoke of the file that was replaced
         proof = verify(qmodel, self.file, batches, runtimes=self.runtimes, limits=self.limits, latency=self.latency)
         simulated = self._score(qmodel, "the simulation", before)
@@ -136,10 +140,10 @@ class Job:
             return score(self.evaluate[0], model, f"{self.evaluate[1]} on {what}", like)
 
 
-def check_outputs(folder: Path, name: str, force: bool) -> tuple[Path, Path]:
+def check_outputs(folder: Path, name: str, suffix: str, force: bool) -> tuple[Path, Path]:
     """Say where the files will be, or why they cannot be there."""
-    if Path(name).name != name or not name.endswith(".onnx"):
-        raise ConfigError(f"--name {name!r} must be the name of an .onnx file, without a folder")
+    if Path(name).name != name or not name.endswith(suffix):
+        raise ConfigError(f"--name {name!r} must be the name of an {suffix} file, without a folder")
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"the output {str(folder)!r} is not a folder")
     outputs = [check_output(folder / n) for n in (name, REPORT)]
@@ -149,10 +153,9 @@ def check_outputs(folder: Path, name: str, force: bool) -> tuple[Path, Path]:
     return outputs[0], outputs[1]
 
 
-def check_extras(backend: Backend, runtimes: Iterable[str] | None) -> None:
+def check_extras(backend: Backend, writer: type[ExportFormat], runtimes: Iterable[str] | None) -> None:
     """Make sure that the file can be written, and run somewhere."""
-    for package in ("onnx", "onnxscript"):
-        require(package, "onnx", "ONNX export")
+    writer()
     from bitwright.verification import RUNTIMES
 
     if runtimes:

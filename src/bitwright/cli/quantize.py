@@ -35,7 +35,12 @@ def quantize(
     weight: Weight = None,
     activation: Activation = None,
     skip: Skip = None,
-    name: Annotated[str, typer.Option(metavar="FILE", help="Name of the file in the folder.")] = "model.onnx",
+    name: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Name of the file in the folder; 'model' by default.")
+    ] = None,
+    format: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Format of the file; by default what the target reads.")
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace files that exist already.")] = False,
     runtime: Annotated[
         list[str] | None,
@@ -44,14 +49,18 @@ def quantize(
     no_latency: Annotated[bool, typer.Option("--no-latency", help="Do not measure the speed.")] = False,
     min_coverage: Annotated[
         float | None,
-        typer.Option(min=0, max=1, metavar="SHARE", help="Least share of operators in integers, 0 to 1."),
+        typer.Option(min=0, max=1, metavar="SHARE", help="Least share of executed operators in integers, 0 to 1."),
     ] = None,
     min_equal: Annotated[
         float | None,
         typer.Option(min=0, max=1, metavar="SHARE", help="Least share of values equal to the simulation, 0 to 1."),
     ] = None,
     max_gap: Annotated[
-        int | None, typer.Option(min=0, metavar="STEPS", help="Largest gap to the simulation, in steps.")
+        int | None, typer.Option(min=0, metavar="STEPS", help="Largest gap to the simulation, in steps; 1 by default.")
+    ] = None,
+    max_output_difference: Annotated[
+        float | None,
+        typer.Option(min=0, metavar="SHARE", help="Largest difference of an output, as a share of its magnitude."),
     ] = None,
     min_speedup: Annotated[float | None, typer.Option(min=0, metavar="TIMES", help="Least speed against FP32.")] = None,
     max_accuracy_drop: Annotated[
@@ -62,7 +71,8 @@ def quantize(
 ) -> None:
     """Quantize a model, write the file, prove that it does what was simulated, and write a report.
 
-    What can be refused is refused before any work begins. Exit code 1 means that a limit was missed.
+    What can be refused is refused before any work begins. The file must do what the simulation does: no quantized value
+    more than one step apart, no output beyond what that explains. Exit code 1 means that this, or a limit, was missed.
     """
     with stdout_kept_clean(json):
         from bitwright.cli.job import Job
@@ -76,13 +86,20 @@ def quantize(
             wishes=(backend, recipe, weight, activation, skip),
             output=output,
             name=name,
+            format=format,
             force=force,
             runtimes=runtime,
             latency=not no_latency,
-            limits={"coverage": min_coverage, "equal": min_equal, "largest": max_gap, "speedup": min_speedup},
+            limits={
+                "coverage": min_coverage,
+                "equal": min_equal,
+                "largest": max_gap,
+                "output": max_output_difference,
+                "speedup": min_speedup,
+            },
             max_drop=max_accuracy_drop,
         )
         outcome = job.run()
     show(outcome, json)
-    if not outcome.proof.ok:
+    if outcome.proof.ok is not True:
         raise typer.Exit(1)

@@ -8,7 +8,7 @@ from typing import Any
 from bitwright.cli.output import print_json, print_table, print_text
 from bitwright.cli.scores import Scores
 from bitwright.preparation import Ledger
-from bitwright.reporting.text import megabytes, percent
+from bitwright.reporting.text import NOT_MEASURED, megabytes, percent
 from bitwright.verification import Proof, RuntimeProof
 
 _MOST_FLOAT = 10
@@ -63,8 +63,11 @@ def show(outcome: Outcome, json: bool) -> None:
     print_table(headers, _rows(outcome), title=f"{outcome.model} for {outcome.ledger.backend.name}", right=headers[1:])
     for name, runtime in runtimes.items():
         _print_float(name, runtime)
+    for note in proof.notes:
+        print_text(f"Note: {note}")
     for miss in proof.missed:
         print_text(f"Missed: {miss}", "bold red")
+    print_text(proof.verdict[0].upper() + proof.verdict[1:], "bold green" if proof.ok else "bold red")
     print_text(f"File:   {proof.file}")
     print_text(f"Report: {outcome.report}")
 
@@ -82,9 +85,11 @@ def _rows(outcome: Outcome) -> list[list[str]]:
         for key, value in outcome.before.items()
     ]
     rows.append(["operators in integers", "", "", *(_coverage(p) for p in found)])
-    if any(p.tensors for p in found):
-        rows.append(["values equal to the simulation", "", "", *(percent(p.equal, digits=3) for p in found)])
-        rows.append(["largest gap in steps", "", "", *(str(p.largest) for p in found)])
+    rows.append(["multiply–adds in integers", "", "", *(percent(p.coverage_multiply_adds) for p in found)])
+    rows.append(["values equal to the simulation", "", "", *(percent(p.equal, digits=3) for p in found)])
+    gaps = [NOT_MEASURED if p.largest is None else str(p.largest) for p in found]
+    rows.append(["largest gap in steps", "", "", *gaps])
+    rows.append(["outputs differ by", "", "", *(percent(p.worst_output("relative"), digits=2) for p in found)])
     if any(p.latency for p in found):
         times = [f"{p.latency.quantized_ms:.2f} ms" if p.latency else "" for p in found]
         rows.append(["latency", "", "", *times])
@@ -102,7 +107,7 @@ def _coverage(proof: RuntimeProof) -> str:
 
 
 def _print_float(runtime: str, proof: RuntimeProof) -> None:
-    stays = [o for o in proof.operators if not o.integer]
+    stays = proof.floats
     rows = [(o.name, o.kind, o.reason) for o in stays[:_MOST_FLOAT]]
     if rows:
         print_table((f"float in {runtime}", "kind", "because"), rows)

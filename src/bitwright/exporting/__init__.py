@@ -1,5 +1,21 @@
-"""Export: the file that the target runs."""
+"""Exporting: the file that the target runs, with a record of what in it is what."""
 
-from bitwright.exporting.onnx import export
+from bitwright.exporting.fingerprint import Fingerprint
+from bitwright.exporting.formats import FORMATS, ExportFormat, ExportOptions, FileNode, LoadedFile, register_format
+from bitwright.exporting.pipeline import export
+from bitwright.exporting.record import ExportedFile, ExportedOperator, ExportedTensor, ExportRecord
 
-__all__ = ["export"]
+__all__ = [
+    "FORMATS",
+    "ExportFormat",
+    "ExportOptions",
+    "ExportRecord",
+    "ExportedFile",
+    "ExportedOperator",
+    "ExportedTensor",
+    "FileNode",
+    "Fingerprint",
+    "LoadedFile",
+    "export",
+    "register_format",
+]

@@ -64,6 +64,25 @@ def bind_inputs(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, An
     return named
 
 
+def flat_inputs(model: nn.Module, inputs: Inputs) -> dict[str, torch.Tensor]:
+    """The tensors of a call in the order in which exporters list them; one inside ``x[1]["a"]`` is called ``x_1_a``."""
+    found: dict[str, torch.Tensor] = {}
+
+    def add(name: str, value: Any) -> None:
+        if isinstance(value, torch.Tensor):
+            found[name] = value
+        elif isinstance(value, Mapping):
+            for key, item in value.items():
+                add(f"{name}_{key}", item)
+        elif isinstance(value, tuple | list):
+            for i, item in enumerate(value):
+                add(f"{name}_{i}", item)
+
+    for name, value in bind_inputs(model, inputs.args, inputs.kwargs).items():
+        add(name, value)
+    return found
+
+
 def caller(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[..., Any]:
     """Return a function that calls a forward with named values, laid out as ``args`` and ``kwargs`` are."""
     names = list(bind_inputs(model, args, kwargs))

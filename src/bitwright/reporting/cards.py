@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from bitwright.reporting.text import change, count, megabytes, number, percent
+from bitwright.reporting.text import NOT_MEASURED, change, count, megabytes, number, percent
 
 if TYPE_CHECKING:  # the package of proofs needs onnx, a report does not
     from bitwright.verification.proof import Proof, RuntimeProof
@@ -74,10 +74,12 @@ def _size(proof: Proof) -> Card:
 
 
 def _coverage(runtime: RuntimeProof) -> Line | None:
-    if not runtime.operators:
-        return None
-    kinds = dict.fromkeys(o.kind for o in runtime.operators)
-    note = ", ".join("{}/{} {}".format(*runtime.count(kind), kind) for kind in kinds)
+    if runtime.coverage is None:
+        return Line(runtime.runtime, NOT_MEASURED, style="warn")
+    integer = sum(o.integer for o in runtime.operators)
+    weighted = {"multiply–adds": runtime.coverage_multiply_adds, "time": runtime.coverage_time}
+    more = [f"{percent(share)} of {what}" for what, share in weighted.items() if share is not None]
+    note = ", ".join([f"{integer} of {count(len(runtime.operators), 'operator')} executed", *more])
     return Line(runtime.runtime, percent(runtime.coverage), note, runtime.coverage)
 
 
@@ -85,25 +87,27 @@ def _speed(runtime: RuntimeProof) -> Line | None:
     if runtime.latency is None:
         return None
     time = runtime.latency
-    note = f"{time.quantized_ms:.2f} ms instead of {time.float_ms:.2f} ms, {count(time.batch, 'sample')}"
-    slower = "" if time.speedup >= 1.0 else "bad"
-    return Line(runtime.runtime, f"{time.speedup:.2f}×", f"{note}, one thread", style=slower)
+    note = f"{time.quantized_ms:.2f} ms instead of {time.float_ms:.2f} ms, {count(time.batch, 'sample')}, one thread"
+    if time.default_speedup is not None:
+        note += f"; with {time.default_precision}, this CPU's default: {time.default_speedup:.2f}×"
+    return Line(runtime.runtime, f"{time.speedup:.2f}×", note, style="" if time.speedup >= 1.0 else "bad")
 
 
 def _equal(runtime: RuntimeProof) -> Line | None:
-    if not runtime.tensors:
-        return None
-    note = f"{sum(t.values for t in runtime.tensors):,} values in {count(len(runtime.tensors), 'tensor')}"
+    if runtime.equal is None:
+        return Line(runtime.runtime, NOT_MEASURED, style="warn")
+    chosen = [t for t in runtime.compared if t.kind == "activation"]
+    note = f"{sum(t.values for t in chosen):,} values in {count(len(chosen), 'tensor')}"
     return Line(runtime.runtime, percent(runtime.equal, digits=3), note, runtime.equal)
 
 
 def _gap(runtime: RuntimeProof) -> Line | None:
-    worst = max((o.relative for o in runtime.outputs), default=None)
-    outputs = "" if worst is None else f"outputs differ by at most {percent(worst, digits=2)} of their range"
-    if not runtime.tensors:
-        return None if worst is None else Line(runtime.runtime, percent(worst, digits=2), outputs)
+    worst = runtime.worst_output("relative")
+    outputs = "outputs not compared" if worst is None else f"outputs differ by at most {percent(worst, digits=2)}"
+    if runtime.largest is None:
+        return Line(runtime.runtime, NOT_MEASURED, outputs, style="warn")
     line = Line(runtime.runtime, count(runtime.largest, "step"), outputs)
     if runtime.first_deviation is not None:
-        line.note = f"first above one step: {runtime.first_deviation.name}" + (f"; {outputs}" if outputs else "")
-        line.style = "warn"
+        line.note = f"first above one step: {runtime.first_deviation.name}; {outputs}"
+    line.style = "warn" if runtime.first_deviation is not None or worst is None else ""
     return line

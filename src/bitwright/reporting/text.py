@@ -9,8 +9,13 @@ def _minus(text: str) -> str:
     return text.lstrip("-+") if zero else text.replace("-", "−")
 
 
-def percent(share: float, digits: int = 1) -> str:
+NOT_MEASURED = "not measured"
+
+
+def percent(share: float | None, digits: int = 1) -> str:
     """A share from 0 to 1; it only says 0% or 100% where it is exactly that."""
+    if share is None:
+        return NOT_MEASURED
     if share in (0.0, 1.0) or not math.isfinite(share):
         return f"{share:.0%}"
     for places in range(digits, 7):

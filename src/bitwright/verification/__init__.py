@@ -1,11 +1,14 @@
-"""Verify: run the exported file in its runtimes and compare it with the simulation."""
+"""Verification: run the exported file in its runtimes and compare it with the simulation."""
 
-from bitwright.verification.check import Limits, run_file, verify
+from bitwright.verification.limits import DEFAULT, Limits
+from bitwright.verification.pipeline import run_file, verify
 from bitwright.verification.proof import Latency, OperatorCheck, OutputCheck, Proof, RuntimeProof, TensorCheck
-from bitwright.verification.runtimes import RUNTIMES, Runtime, register_runtime
+from bitwright.verification.runtimes import RUNTIMES, Executed, Runtime, register_runtime
 
 __all__ = [
+    "DEFAULT",
     "RUNTIMES",
+    "Executed",
     "Latency",
     "Limits",
     "OperatorCheck",

@@ -1,8 +1,13 @@
-"""Proof: what verify found, as plain values that print, compare with limits, and turn into JSON."""
+"""Proof: what verify found, as plain values that print, compare with limits, and turn into JSON.
 
-import math
+What was not measured is None, and None keeps no limit.
+"""
+
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from bitwright.verification.limits import Limits
 
 
 @dataclass
@@ -10,30 +15,38 @@ class TensorCheck:
     """One quantized tensor of the file against the simulation, both computed from the same inputs.
 
     Attributes:
-        name: the node of the model whose result is quantized.
-        largest: largest difference in quantization steps.
+        name: the node, layer or input whose value is quantized.
+        largest: largest difference in quantization steps; None where nothing was compared.
         mean: mean difference in steps.
         equal: share of values that are equal, from 0 to 1.
         values: how many values were compared.
+        kind: ``activation`` if it is computed, ``weight`` if the file stores it.
+        reason: why it was not compared.
+        excused: whether that is a good reason: the file computes no such tensor, and needs none.
     """
 
     name: str
-    largest: int
-    mean: float
-    equal: float
-    values: int
+    largest: int | None = None
+    mean: float | None = None
+    equal: float | None = None
+    values: int = 0
+    kind: Literal["activation", "weight"] = "activation"
+    reason: str = ""
+    excused: bool = False
 
 
 @dataclass
 class OperatorCheck:
-    """One operator of the file and how the runtime executes it.
+    """One computation that the runtime executed.
 
     Attributes:
-        name: the user's module or node.
-        kind: conv, linear, matmul, add …
-        integer: whether it runs in integers.
-        runs_as: what the runtime turned it into.
-        reason: why it runs in float, where that is known.
+        name: the user's modules or nodes that it computes.
+        kind: the operator: conv2d, linear, softmax …
+        integer: whether it ran in integers.
+        runs_as: what the runtime calls it.
+        reason: why it ran in float, where that is known.
+        multiply_adds: how many multiplications and additions it takes; None where its shapes are not known.
+        microseconds: how long it took in one run.
     """
 
     name: str
@@ -41,69 +54,158 @@ class OperatorCheck:
     integer: bool
     runs_as: str
     reason: str = ""
+    multiply_adds: int | None = 0
+    microseconds: float = 0.0
 
 
 @dataclass
 class OutputCheck:
-    """One output of the file against the free-running simulation."""
+    """One output of the file.
+
+    A difference is infinite where one side is not finite and the other is not the same; NaN equals NaN.
+
+    Attributes:
+        name: the output.
+        largest: largest difference to the free-running simulation.
+        mean: mean difference.
+        relative: the largest difference over the largest magnitude of the simulation's output.
+        steps: the largest difference over what one step of noise at every quantizer does to this output.
+        local: largest difference, as a share of the magnitude, where the simulation computes the output from the
+            runtime's own quantized tensors, so that only what comes after the last of them differs.
+        problem: what is wrong with it as a whole: it is missing, one too many, or of another shape or type.
+    """
 
     name: str
-    largest: float
-    mean: float
-    relative: float  # largest difference over the largest magnitude of the simulation's output
+    largest: float | None = None
+    mean: float | None = None
+    relative: float | None = None
+    steps: float | None = None
+    local: float | None = None
+    problem: str = ""
 
 
 @dataclass
 class Latency:
-    """Best of several interleaved runs on one thread, in milliseconds, against FP32 in the same runtime."""
+    """Best of several interleaved runs on one thread, in milliseconds, against FP32 in the same runtime.
+
+    Attributes:
+        quantized_ms: the file, with float32 where it computes in float.
+        float_ms: the same network in float32.
+        batch: how many samples one run took.
+        default_precision: what the runtime computes float parts in unless told otherwise, if not in float32.
+        default_quantized_ms: the file as the runtime runs it then.
+        default_float_ms: the float network as the runtime runs it then.
+    """
 
     quantized_ms: float
     float_ms: float
     batch: int
+    default_precision: str = ""
+    default_quantized_ms: float | None = None
+    default_float_ms: float | None = None
 
     @property
     def speedup(self) -> float:
         """How many times faster than FP32."""
         return self.float_ms / self.quantized_ms
 
+    @property
+    def default_speedup(self) -> float | None:
+        """How many times faster than the float network, both in the runtime's default precision."""
+        if self.default_quantized_ms is None or self.default_float_ms is None:
+            return None
+        return self.default_float_ms / self.default_quantized_ms
+
 
 @dataclass
 class RuntimeProof:
-    """What one runtime does with the file."""
+    """What one runtime does with the file.
+
+    Attributes:
+        runtime: its name.
+        version: its version.
+        settings: what it was told beyond its defaults, to compare in float32.
+        outputs: the outputs of the file.
+        tensors: the quantized tensors, compared or with the reason why not.
+        operators: what it executed, but for what only moves or converts values.
+        others: how many operators it executed that move values, convert them, or compute indices.
+        unweighed: the user's operators whose multiply–adds could not be given to an executed one.
+        latency: its speed, if measured.
+        notes: what else there is to know.
+    """
 
     runtime: str
     version: str
+    settings: dict[str, str] = field(default_factory=dict)
     outputs: list[OutputCheck] = field(default_factory=list)
     tensors: list[TensorCheck] = field(default_factory=list)
     operators: list[OperatorCheck] = field(default_factory=list)
+    others: dict[str, int] = field(default_factory=dict)
+    unweighed: list[str] = field(default_factory=list)
     latency: Latency | None = None
     notes: list[str] = field(default_factory=list)
 
     @property
-    def coverage(self) -> float:
-        """Share of convolutions, linears, matrix products and additions that run in integers."""
-        return sum(o.integer for o in self.operators) / len(self.operators) if self.operators else 1.0
+    def coverage(self) -> float | None:
+        """Share of the executed operators that ran in integers, by number."""
+        return sum(o.integer for o in self.operators) / len(self.operators) if self.operators else None
+
+    @property
+    def coverage_multiply_adds(self) -> float | None:
+        """The same by multiplications and additions; None where those of an operator are not known."""
+        counts = [(o.integer, o.multiply_adds) for o in self.operators]
+        total = sum(n or 0 for _, n in counts)
+        if not total or self.unweighed or any(n is None for _, n in counts):
+            return None
+        return sum(n or 0 for integer, n in counts if integer) / total
+
+    @property
+    def coverage_time(self) -> float | None:
+        """The same by the time that the operators took."""
+        total = sum(o.microseconds for o in self.operators)
+        return sum(o.microseconds for o in self.operators if o.integer) / total if total else None
+
+    @property
+    def floats(self) -> list[OperatorCheck]:
+        """The operators that ran in float."""
+        return [o for o in self.operators if not o.integer]
 
     def count(self, kind: str) -> tuple[int, int]:
-        """How many operators of a kind run in integers, and how many there are."""
+        """How many operators of a kind ran in integers, and how many there are."""
         chosen = [o for o in self.operators if o.kind == kind]
         return sum(o.integer for o in chosen), len(chosen)
 
     @property
-    def equal(self) -> float:
-        """Share of all quantized values that equal the simulation's, layer by layer from equal inputs."""
-        total = sum(t.values for t in self.tensors)
-        return sum(t.equal * t.values for t in self.tensors) / total if total else 1.0
+    def compared(self) -> list[TensorCheck]:
+        """The quantized tensors that were compared."""
+        return [t for t in self.tensors if t.values]
 
     @property
-    def largest(self) -> int:
+    def uncompared(self) -> list[TensorCheck]:
+        """The quantized tensors that should have been compared and were not."""
+        return [t for t in self.tensors if not t.values and not t.excused]
+
+    @property
+    def equal(self) -> float | None:
+        """Share of the computed quantized values that equal the simulation's, layer by layer from equal inputs."""
+        shares = [(t.equal, t.values) for t in self.compared if t.kind == "activation" and t.equal is not None]
+        total = sum(values for _, values in shares)
+        return sum(equal * values for equal, values in shares) / total if total else None
+
+    @property
+    def largest(self) -> int | None:
         """Largest difference of any quantized value, in steps."""
-        return max((t.largest for t in self.tensors), default=0)
+        return max((t.largest for t in self.compared if t.largest is not None), default=None)
 
     @property
     def first_deviation(self) -> TensorCheck | None:
         """The first tensor that is off by more than one step."""
-        return next((t for t in self.tensors if t.largest > 1), None)
+        return next((t for t in self.compared if t.largest is not None and t.largest > 1), None)
+
+    def worst_output(self, measure: str) -> float | None:
+        """The largest of one measure of the outputs; None if there is no output, or one was not measured."""
+        found = [getattr(o, measure) for o in self.outputs]
+        return max(found) if found and all(v is not None for v in found) else None
 
 
 @dataclass
@@ -115,7 +217,8 @@ class Proof:
         size: its size in bytes.
         float_size: the size of the same model in FP32.
         runtimes: a RuntimeProof by the name of the runtime.
-        missed: limits that were set and not kept, in words.
+        limits: what had to be kept; None where the file was compared and not judged.
+        missed: limits that were not kept, in words.
         notes: what else there is to know.
     """
 
@@ -123,13 +226,22 @@ class Proof:
     size: int
     float_size: int
     runtimes: dict[str, RuntimeProof] = field(default_factory=dict)
+    limits: "Limits | None" = None
     missed: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     @property
-    def ok(self) -> bool:
-        """Whether every limit was kept."""
-        return not self.missed
+    def ok(self) -> bool | None:
+        """Whether every limit was kept; None where there were no limits."""
+        if self.limits is None and not self.missed:
+            return None
+        return bool(self.runtimes) and not self.missed
+
+    @property
+    def verdict(self) -> str:
+        """The same in words."""
+        where = f" in {' and '.join(self.runtimes)}" if self.runtimes else ""
+        return {True: "verified", False: "NOT verified", None: "compared, not judged,"}[self.ok] + where
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -137,36 +249,16 @@ class Proof:
         for name, runtime in self.runtimes.items():
             data["runtimes"][name] |= {
                 "coverage": runtime.coverage,
+                "coverage_multiply_adds": runtime.coverage_multiply_adds,
+                "coverage_time": runtime.coverage_time,
                 "equal": runtime.equal,
                 "largest": runtime.largest,
+                "uncompared": [t.name for t in runtime.uncompared],
                 "speedup": runtime.latency.speedup if runtime.latency else None,
             }
-        return data | {"ok": self.ok}
+        return data | {"ok": self.ok, "verdict": self.verdict}
 
     def __str__(self) -> str:
-        lines = [f"{self.file}: {self.size / 1e6:.2f} MB, {self.float_size / max(self.size, 1):.1f}x smaller than FP32"]
-        for proof in self.runtimes.values():
-            kinds = dict.fromkeys(o.kind for o in proof.operators)
-            counts = ", ".join("{}/{} {}".format(*proof.count(k), k) for k in kinds)
-            lines.append(f"{proof.runtime} {proof.version}: {proof.coverage:.0%} in integers ({counts})")
-            for operator in proof.operators:
-                if not operator.integer:
-                    why = f": {operator.reason}" if operator.reason else ""
-                    lines.append(f"  float: {operator.name} ({operator.kind}, runs as {operator.runs_as}){why}")
-            if proof.tensors:
-                share = math.floor(proof.equal * 1e5) / 1e5  # never rounded up to 100 %
-                lines.append(
-                    f"  {share:.3%} of quantized values equal the simulation, largest gap {proof.largest} step(s)"
-                )
-            if proof.first_deviation:
-                lines.append(f"  first tensor off by more than one step: {proof.first_deviation.name}")
-            if proof.outputs:
-                worst = max(proof.outputs, key=lambda o: o.relative)
-                lines.append(f"  outputs differ by at most {worst.relative:.2%} of their range ({worst.name})")
-            if proof.latency:
-                t = proof.latency
-                lines.append(f"  {t.quantized_ms:.2f} ms, {t.speedup:.2f}x the speed of FP32 ({t.float_ms:.2f} ms)")
-            lines += [f"  note: {note}" for note in proof.notes]
-        lines += [f"note: {note}" for note in self.notes]
-        lines += [f"MISSED: {miss}" for miss in self.missed]
-        return "\n".join(lines)
+        from bitwright.verification.words import in_words
+
+        return in_words(self)

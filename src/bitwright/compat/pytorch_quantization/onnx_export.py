@@ -24,12 +24,12 @@ def enable_onnx_export() -> Iterator[None]:
         if not isinstance(model, nn.Module) or not quantizers(model):
             return original(model, *args, **kwargs)
         from bitwright.exporting.deploy import deploy
-        from bitwright.exporting.translate import translations
+        from bitwright.exporting.onnx.translate import translations
 
         options = {**kwargs, "dynamo": True, "opset_version": max(kwargs.get("opset_version") or OPSET, OPSET)}
-        options["custom_translation_table"] = {**translations(), **(kwargs.get("custom_translation_table") or {})}
+        options["custom_translation_table"] = {**translations(OPSET), **(kwargs.get("custom_translation_table") or {})}
         with torch.no_grad():
-            return original(deploy(model), *args, **options)
+            return original(deploy(model).model, *args, **options)
 
     torch.onnx.export = export  # pyrefly: ignore
     try:

@@ -139,14 +139,14 @@ class QuantModel(nn.Module):
             input_names: names of the inputs in the file; by default those of the model's arguments.
             output_names: names of the outputs in the file.
             dynamic_axes: any value lets the file take other batch sizes; none fixes the batch size.
-            opset_version: at most 21, which is what is written: it has types for fewer bits than eight.
+            opset_version: at most 21; the lowest that can say what the model does is written.
             verbose: without effect.
             extra_info: without effect: tensors of four bits are of that type in the file.
         """
         if opset_version > 21:
             raise ConfigError(f"opset_version must be at most 21, not {opset_version}")
         self._check_ready()
-        path = export(self.model, name, dummy_data, dynamic_batch=dynamic_axes is not None)
+        path = export(self.model, name, dummy_data, dynamic_batch=dynamic_axes is not None).path
         if input_names or output_names:
             rename_ends(path, input_names, output_names)
         return path

@@ -4,12 +4,13 @@ from pathlib import Path
 from typing import Any
 
 from bitwright.errors import ConfigError
-from bitwright.files import atomic_write
 
 
 def rename_ends(path: Path, input_names: list[str] | None, output_names: list[str] | None) -> None:
     """Rename the inputs and outputs of a file; the file is replaced whole or not at all."""
     import onnx
+
+    from bitwright.exporting.onnx.seal import write_sealed
 
     model = onnx.load(str(path))
     graph = model.graph
@@ -23,8 +24,7 @@ def rename_ends(path: Path, input_names: list[str] | None, output_names: list[st
     for node in graph.node:
         for field in (node.input, node.output):
             _rename(field, names)
-    with atomic_write(path) as partial:
-        onnx.save(model, str(partial))
+    write_sealed(model, path)
 
 
 def _rename(field: Any, names: dict[str, str]) -> None:

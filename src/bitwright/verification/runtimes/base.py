@@ -2,31 +2,58 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from bitwright.errors import MissingExtraError
 from bitwright.registry import Registry
 
-if TYPE_CHECKING:
-    import onnx
-
-    from bitwright.verification.onnx_file import FileOperator
-
 Arrays = dict[str, np.ndarray]
 Session = Callable[[Mapping[str, np.ndarray]], Arrays]
+Role = Literal["compute", "movement", "conversion", "index"]
 RUNTIMES: Registry[type["Runtime"]] = Registry("runtime")
 
 
+@dataclass(frozen=True)
+class Executed:
+    """One operator that a runtime executed.
+
+    Attributes:
+        runs_as: what the runtime calls it.
+        role: whether it computes, only moves values, converts them to or from integers, or computes indices and sizes.
+        integer: whether it computes on integers of at most 8 bits.
+        nodes: the names of the file's operators that it stands for, as far as the runtime tells.
+        microseconds: how long it took.
+    """
+
+    runs_as: str
+    role: Role
+    integer: bool
+    nodes: tuple[str, ...] = ()
+    microseconds: float = 0.0
+
+
 class Runtime(ABC):
-    """A program that executes ONNX files."""
+    """A program that executes files.
+
+    Attributes:
+        name: how users and backends choose it.
+        package: the Python package that it is.
+        extra: the extra of Bitwright that installs it.
+        formats: the formats that it executes.
+        settings: what sessions are told beyond the runtime's defaults, so that they compute in float32.
+        reasons: why an operator of the file cannot run in integers here, by its type.
+    """
 
     name = ""
     package = ""
     extra = ""
-    reasons: ClassVar[Mapping[str, str]] = {}  # why an ONNX operator cannot run in integers here
+    formats: ClassVar[tuple[str, ...]] = ("onnx",)
+    settings: ClassVar[Mapping[str, str]] = {}
+    reasons: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self) -> None:
         if not self.available():
@@ -46,12 +73,22 @@ class Runtime(ABC):
         """The runtime's version."""
 
     @abstractmethod
-    def session(self, model: "onnx.ModelProto", threads: int = 0) -> Session:
-        """Load a model and return a function from inputs to outputs by name; ``threads=0`` leaves their number open."""
+    def session(self, file: Any, threads: int = 0, *, as_is: bool = False) -> Session:  # noqa: ANN401
+        """Load a file and return a function from inputs to outputs by name.
+
+        Args:
+            file: what a format of this runtime has read.
+            threads: how many to use; 0 leaves that to the runtime.
+            as_is: leave out ``settings``, as a user does who only opens the file.
+        """
 
     @abstractmethod
-    def executed_as(self, model: "onnx.ModelProto", operators: list["FileOperator"]) -> dict[str, tuple[bool, str]]:
-        """For each operator, whether the runtime executes it in integers, and what it has turned it into."""
+    def executed(self, file: Any, feeds: Mapping[str, np.ndarray]) -> list[Executed]:  # noqa: ANN401
+        """Run a file once and tell every operator that was executed."""
+
+    def default_precision(self) -> str:
+        """What this runtime computes float parts in on this machine unless told otherwise; empty for float32."""
+        return ""
 
 
 def register_runtime(name: str, *, override: bool = False) -> Callable[[type[Runtime]], type[Runtime]]:

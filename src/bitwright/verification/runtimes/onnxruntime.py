@@ -1,29 +1,47 @@
-"""onnxruntime: what it really executes is read from the graph it saves after its own optimization."""
+"""onnxruntime: what it really executes is read from the profile of a run, and from the graph it has optimized."""
 
+import json
 import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from bitwright.errors import VerifyError
-from bitwright.verification import onnx_file
-from bitwright.verification.runtimes.base import Arrays, Runtime, Session, register_runtime
+from bitwright.verification.runtimes.base import Arrays, Executed, Role, Runtime, Session, register_runtime
 
 if TYPE_CHECKING:
     import onnx
 
-    from bitwright.verification.onnx_file import FileOperator
+    from bitwright.exporting.onnx.file import OnnxFile
 
 _INTEGER = re.compile(r"QLinear\w+|QGemm|MatMulInteger\w*|ConvInteger|DynamicQuantizeMatMul|QAttention")
-_SUFFIX = re.compile(r"(_token_\d+|_transformed|_nchwc|_nhwc|_fused|/?MatMul_?AddFusion)+$")
+_BYTES = {"int8", "uint8", "int4", "uint4"}
+_FLOATS = {"float", "double", "float16", "bfloat16"}
+_CONVERSIONS = {"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "Cast"}
+_MOVEMENTS = {
+    *("Reshape", "Transpose", "Concat", "QLinearConcat", "Split", "SplitToSequence", "Slice", "Gather", "GatherND"),
+    *(
+        "GatherElements",
+        "ScatterND",
+        "ScatterElements",
+        "Squeeze",
+        "Unsqueeze",
+        "Flatten",
+        "Identity",
+        "Expand",
+        "Tile",
+    ),
+    *("Pad", "DepthToSpace", "SpaceToDepth", "ReorderInput", "ReorderOutput", "Shape", "Size", "ConstantOfShape"),
+    *("Constant", "MemcpyFromHost", "MemcpyToHost", "Reverse", "Trilu"),
+}
 
 
 @register_runtime("onnxruntime")
 class OnnxRuntime(Runtime):
-    """onnxruntime's CPU provider."""
+    """onnxruntime's CPU provider, opened as ``onnxruntime.InferenceSession(path)`` opens it."""
 
     name = "onnxruntime"
     package = "onnxruntime"
@@ -37,9 +55,9 @@ class OnnxRuntime(Runtime):
 
         return onnxruntime.__version__
 
-    def session(self, model: "onnx.ModelProto", threads: int = 0) -> Session:
-        """Load a model."""
-        loaded = self._load(model, self._options(threads))
+    def session(self, file: "OnnxFile", threads: int = 0, *, as_is: bool = False) -> Session:
+        """Load a file."""
+        loaded = self._load(file, self._options(threads))
         names = [o.name for o in loaded.get_outputs()]
 
         def run(feeds: Mapping[str, np.ndarray]) -> Arrays:
@@ -47,44 +65,122 @@ class OnnxRuntime(Runtime):
 
         return run
 
-    def executed_as(self, model: "onnx.ModelProto", operators: list["FileOperator"]) -> dict[str, tuple[bool, str]]:
-        """Match operators with the nodes of the optimized graph by their names."""
+    def executed(self, file: "OnnxFile", feeds: Mapping[str, np.ndarray]) -> list[Executed]:
+        """Run once with a profile; the second run is taken, as the first one is slow."""
         import onnx
 
         with tempfile.TemporaryDirectory() as folder:
             saved = Path(folder) / "optimized.onnx"
             options = self._options(1)
+            options.enable_profiling = True
+            options.profile_file_prefix = str(Path(folder) / "profile")
             options.optimized_model_filepath = str(saved)
-            self._load(model, options)
+            session = self._load(file, options)
+            for _ in range(2):
+                session.run(None, dict(feeds))
+            events = json.loads(Path(session.end_profiling()).read_text("utf-8"))
             optimized = onnx.load(str(saved))
-        by_name: dict[str, str] = {}
-        for node in optimized.graph.node:
-            for name in (*node.output, node.name, _SUFFIX.sub("", node.name)):
-                if node.op_type not in ("QuantizeLinear", "DequantizeLinear", "Transpose"):
-                    by_name.setdefault(name, node.op_type)
-        found = {}
-        for operator in operators:
-            run = by_name.get(operator.name) or by_name.get(operator.output, "")
-            found[operator.name] = (bool(_INTEGER.fullmatch(run)), run or "fused away")
-        return found
+        sources = _Sources(file.proto, optimized)
+        return [_executed(event, sources) for event in _last_run(events)]
 
     def _options(self, threads: int) -> Any:  # noqa: ANN401
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
-        options.log_severity_level = 3
-        # Else it turns int8 activations into uint8 by itself, and breaks files in which a pool carries a scale (1.31).
-        options.add_session_config_entry("session.qdqisint8allowed", "1")
+        options.log_severity_level = 4
         if threads:
             options.intra_op_num_threads = options.inter_op_num_threads = threads
         return options
 
-    def _load(self, model: "onnx.ModelProto", options: Any) -> Any:  # noqa: ANN401
+    def _load(self, file: "OnnxFile", options: Any) -> Any:  # noqa: ANN401
         import onnxruntime
 
-        if onnx_file.has_fp8(model):  # it would make integer operators of them, and then refuse its own work
-            options.add_session_config_entry("session.disable_quant_qdq", "1")
+        content = file.proto.SerializeToString()
         try:
-            return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+            return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
         except Exception as error:
             raise VerifyError(f"onnxruntime refuses the file: {str(error).splitlines()[0]}") from error
+
+
+def _last_run(events: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The operators of the last of the runs in a profile."""
+    runs = [e for e in events if e.get("name") == "model_run"]
+    begin = max((e["ts"] for e in runs), default=0)
+    return (e for e in events if e.get("cat") == "Node" and "op_name" in e.get("args", {}) and e["ts"] >= begin)
+
+
+def _executed(event: dict[str, Any], sources: "_Sources") -> Executed:
+    details = event["args"]
+    kind = details["op_name"]
+    inputs, outputs = (_types(details.get(f"{side}_type_shape", [])) for side in ("input", "output"))
+    integer = bool(_INTEGER.fullmatch(kind)) or (bool(inputs) and inputs[0] in _BYTES)
+    name = str(event["name"]).removesuffix("_kernel_time")
+    return Executed(kind, _role(kind, inputs, outputs), integer, sources.of(name), float(event["dur"]))
+
+
+def _types(described: list[dict[str, Any]]) -> list[str]:
+    return [next(iter(d), "") for d in described]
+
+
+def _role(kind: str, inputs: list[str], outputs: list[str]) -> Role:
+    if kind in _MOVEMENTS:
+        return "movement"
+    if kind in _CONVERSIONS:
+        return "conversion"
+    computes = any(t in _FLOATS | _BYTES for t in (*inputs[:1], *outputs[:1]))
+    return "compute" if computes else "index"
+
+
+class _Sources:
+    """Tells which operators of the file a node of the optimized graph stands for.
+
+    It is the node of its name, and all that lies in the file between what it makes and what is known in the optimized
+    graph too. Integers that are made for others end the search: onnxruntime renames them when it changes their type.
+    Where it has renamed the node and what it makes, as in another layout, the constants that it reads tell, or what it is
+    named after.
+    """
+
+    def __init__(self, file: "onnx.ModelProto", optimized: "onnx.ModelProto") -> None:
+        self._makers = {output: node for node in file.graph.node for output in node.output}
+        self._names = {node.name for node in file.graph.node}
+        self._nodes = {node.name: node for node in optimized.graph.node}
+        self._known = {tensor for node in optimized.graph.node for tensor in (*node.input, *node.output)}
+        self._readers = _readers_of_constants(file)
+
+    def of(self, name: str) -> tuple[str, ...]:
+        """The names of the file's operators."""
+        found: dict[str, None] = {name: None} if name in self._names else {}
+        node = self._nodes.get(name)
+        waiting = [self._makers[o] for o in node.output if o in self._makers] if node is not None else []
+        while waiting:
+            maker = waiting.pop()
+            found[maker.name] = None
+            before = [self._makers[i] for i in maker.input if i in self._makers and i not in self._known]
+            waiting += [m for m in before if m.name not in found and m.op_type != "QuantizeLinear"]
+        return tuple(found) or self._by_constants(node) or self._by_name(name)
+
+    def _by_constants(self, node: "onnx.NodeProto | None") -> tuple[str, ...]:
+        read = node.input if node is not None else ()
+        candidates = [self._readers[i] for i in read if i in self._readers]
+        alone = [next(iter(names)) for names in candidates if len(names) == 1]
+        return tuple(dict.fromkeys(alone))
+
+    def _by_name(self, name: str) -> tuple[str, ...]:
+        """The node after which onnxruntime has named a new one."""
+        while name and name not in self._names:
+            name = name.rpartition("_")[0]
+        return (name,) if name else ()
+
+
+def _readers_of_constants(file: "onnx.ModelProto") -> dict[str, set[str]]:
+    """The names of the operators that read each constant, dequantized where it is stored as integers."""
+    readers: dict[str, set[str]] = {i.name: set() for i in file.graph.initializer}
+    behind: dict[str, list[str]] = {}  # what a dequantized constant is made of
+    for node in file.graph.node:
+        if node.op_type == "DequantizeLinear" and node.input[0] in readers:
+            behind[node.output[0]] = [i for i in node.input if i in readers]
+            continue
+        for name in (constant for i in node.input for constant in behind.get(i, [i])):
+            if name in readers and node.op_type not in ("QuantizeLinear", "DequantizeLinear"):
+                readers[name].add(node.name)
+    return readers

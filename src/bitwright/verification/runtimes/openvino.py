@@ -1,35 +1,36 @@
-"""OpenVINO: what it really executes is read from its runtime model."""
+"""OpenVINO: what it really executes is read from its runtime model and the counters of a run."""
 
-from collections import defaultdict
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from bitwright.errors import VerifyError
-from bitwright.verification.runtimes.base import Arrays, Runtime, Session, register_runtime
+from bitwright.verification.runtimes.base import Arrays, Executed, Role, Runtime, Session, register_runtime
 
 if TYPE_CHECKING:
-    import onnx
+    from bitwright.exporting.onnx.file import OnnxFile
 
-    from bitwright.verification.onnx_file import FileOperator
-
-_INTEGER = {"u8", "i8", "u4", "i4"}
-_LAYERS = {
-    "ConvTranspose": "Deconvolution",
-    "Conv": "Convolution",
-    "Gemm": "FullyConnected",
-    "MatMul": "FullyConnected",
+_BYTES = {"u8", "i8", "u4", "i4", "u1"}
+_INDICES = {"i32", "i64", "u32", "u64", "boolean"}
+_CONVERSIONS = {"FakeQuantize", "Convert", "Quantize"}
+_MOVEMENTS = {
+    *("Reorder", "Reshape", "Transpose", "Concatenation", "Concat", "Split", "VariadicSplit", "StridedSlice", "Slice"),
+    *("Gather", "GatherND", "GatherElements", "ScatterUpdate", "ScatterNDUpdate", "ScatterElementsUpdate", "Squeeze"),
+    *("Unsqueeze", "Broadcast", "Tile", "Pad", "DepthToSpace", "SpaceToDepth", "ShuffleChannels", "ShapeOf"),
+    *("Parameter", "Result", "Input", "Output", "Const", "Constant", "MemoryInput", "MemoryOutput", "Reverse"),
 }
+_NEW_NAME = "/"  # what OpenVINO makes of one node is named after it, with this between
 
 
 @register_runtime("openvino")
 class OpenVino(Runtime):
-    """OpenVINO's CPU plug-in."""
+    """OpenVINO's CPU plug-in, with float32 where it computes in float: its default is bf16 on CPUs that have it."""
 
     name = "openvino"
     package = "openvino"
     extra = "openvino"
+    settings: ClassVar[Mapping[str, str]] = {"INFERENCE_PRECISION_HINT": "f32"}
 
     @property
     def version(self) -> str:
@@ -38,50 +39,75 @@ class OpenVino(Runtime):
 
         return openvino.__version__.split("-")[0]
 
-    def session(self, model: "onnx.ModelProto", threads: int = 0) -> Session:
-        """Load a model."""
-        compiled = self._compile(model, threads)
+    def session(self, file: "OnnxFile", threads: int = 0, *, as_is: bool = False) -> Session:
+        """Load a file."""
+        compiled = self._compile(file, {} if as_is else dict(self.settings), threads)
         request = compiled.create_infer_request()
-        names = [o.name for o in model.graph.output]
         ports = {name: port for port in compiled.outputs for name in port.get_names()}
 
         def run(feeds: Mapping[str, np.ndarray]) -> Arrays:
             results = request.infer(dict(feeds))
-            return {name: np.array(results[ports[name]]) for name in names if name in ports}
+            return {name: np.array(results[ports[name]]) for name in file.outputs if name in ports}
 
         return run
 
-    def executed_as(self, model: "onnx.ModelProto", operators: list["FileOperator"]) -> dict[str, tuple[bool, str]]:
-        """Match operators with the layers that OpenVINO says it made of them."""
-        named: dict[str, tuple[bool, str]] = {}
-        nameless: dict[str, list[tuple[bool, str]]] = defaultdict(list)
-        known = {n for o in operators for n in (o.name, o.output)}
-        for node in self._compile(model, 1).get_runtime_model().get_ordered_ops():
+    def executed(self, file: "OnnxFile", feeds: Mapping[str, np.ndarray]) -> list[Executed]:
+        """Read the runtime model, which has what is left after fusing; times are those of the second run."""
+        compiled = self._compile(file, {**self.settings, "PERF_COUNT": "YES"}, 1)
+        request = compiled.create_infer_request()
+        for _ in range(2):
+            request.infer(dict(feeds))
+        times = {c.node_name: c.real_time.total_seconds() * 1e6 for c in request.get_profiling_info()}
+        owners = {name: node.name for node in file.nodes() for name in (*node.outputs, node.name)}
+        found = []
+        for node in compiled.get_runtime_model().get_ordered_ops():
             info = node.get_rt_info()
             kind, precision = _read(info, "layerType"), _read(info, "runtimePrecision")
-            found = (precision in _INTEGER, f"{kind} {precision}")
-            names = [n.removesuffix("/WithoutBiases") for n in _read(info, "originalLayersNames").split(",")]
-            if not known.intersection(names):
-                nameless[kind].append(found)
-            for name in names:
-                named.setdefault(name, found)
-        executed = {o.name: named.get(o.name) or named.get(o.output) for o in operators}
-        # Some layers lose their name on the way in; they keep their order.
-        for op_type, kind in _LAYERS.items():
-            lost = [o for o in operators if o.op_type == op_type and executed[o.name] is None]
-            if len(lost) == len(nameless[kind]):
-                executed.update({o.name: found for o, found in zip(lost, nameless[kind], strict=True)})
-        return {name: found or (False, "fused away") for name, found in executed.items()}
+            sources = [_source(name, owners) for name in _read(info, "originalLayersNames").split(",")]
+            found.append(
+                Executed(
+                    f"{kind} {precision}",
+                    _role(kind, precision, _read(info, "outputPrecisions")),
+                    precision in _BYTES,
+                    tuple(dict.fromkeys(owners[s] for s in sources if s)),
+                    times.get(node.get_friendly_name(), 0.0),
+                )
+            )
+        return found
 
-    def _compile(self, model: "onnx.ModelProto", threads: int) -> Any:  # noqa: ANN401
+    def default_precision(self) -> str:
+        """What the CPU plug-in computes in by default."""
         import openvino
 
-        settings = {"INFERENCE_NUM_THREADS": threads} if threads else {}
+        hint = openvino.Core().get_property("CPU", "INFERENCE_PRECISION_HINT")
+        name = hint.get_type_name() if hasattr(hint, "get_type_name") else str(hint)
+        return "" if name in ("f32", "dynamic", "") else name
+
+    def _compile(self, file: "OnnxFile", settings: dict[str, Any], threads: int) -> Any:  # noqa: ANN401
+        import openvino
+
+        if threads:
+            settings["INFERENCE_NUM_THREADS"] = threads
         core = openvino.Core()
         try:
-            return core.compile_model(core.read_model(model.SerializeToString()), "CPU", settings)
+            return core.compile_model(core.read_model(file.proto.SerializeToString()), "CPU", settings)
         except Exception as error:
             raise VerifyError(f"OpenVINO refuses the file: {str(error).strip().splitlines()[-1]}") from error
+
+
+def _source(name: str, known: Mapping[str, str]) -> str:
+    """The node or tensor of the file that a name of OpenVINO's comes from: itself, or the longest it begins with."""
+    while name and name not in known:
+        name = name.rpartition(_NEW_NAME)[0]
+    return name
+
+
+def _role(kind: str, precision: str, outputs: str) -> Role:
+    if kind in _MOVEMENTS:
+        return "movement"
+    if kind in _CONVERSIONS:
+        return "conversion"
+    return "index" if {precision, *outputs.split(",")} <= _INDICES else "compute"
 
 
 def _read(info: Any, key: str) -> str:  # noqa: ANN401

@@ -1,0 +1,123 @@
+"""ExportFormat: how a model is written and read again. A new one is one file with ``@register_format``."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+
+from bitwright.errors import require
+from bitwright.exporting.deploy import Deployment
+from bitwright.exporting.record import ExportRecord
+from bitwright.graph import Inputs
+from bitwright.registry import Registry
+
+FORMATS: Registry[type["ExportFormat"]] = Registry("format")
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """How to write a file.
+
+    Attributes:
+        dynamic_batch: let it take any batch size.
+        unsigned_activations: write int8 activations as uint8, shifted by 128.
+    """
+
+    dynamic_batch: bool = True
+    unsigned_activations: bool = False
+
+
+@dataclass(frozen=True)
+class FileNode:
+    """An operator of a file: its name, its type, and the tensors that it reads and makes."""
+
+    name: str
+    type: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+class LoadedFile(ABC):
+    """A file that was read.
+
+    Attributes:
+        path: where it is.
+        size: its size in bytes.
+        record: what Bitwright wrote of it; None if Bitwright did not write it.
+        inputs: the names of its inputs.
+        outputs: the names of its outputs, in order.
+    """
+
+    path: Path
+    size: int
+    record: ExportRecord | None
+    inputs: list[str]
+    outputs: list[str]
+
+    @abstractmethod
+    def watching(self, tensors: Iterable[str]) -> "LoadedFile":
+        """The same model, which also gives out the tensors named."""
+
+    def output_of(self, tensor: str) -> str:
+        """The name of the output that gives out a tensor which is watched."""
+        return tensor
+
+    @abstractmethod
+    def float_twin(self) -> "LoadedFile":
+        """The same network in FP32: without quantizers, weights dequantized."""
+
+    @abstractmethod
+    def nodes(self) -> "list[FileNode]":
+        """The operators, in the order in which they are computed."""
+
+    @abstractmethod
+    def multiply_adds(self, feeds: Mapping[str, np.ndarray]) -> dict[str, int | None]:
+        """How many multiplications and additions each layer and product takes on these inputs; None if not known."""
+
+    @abstractmethod
+    def constant(self, tensor: str) -> np.ndarray | None:
+        """The values of a stored tensor; None if the file stores no such tensor."""
+
+
+class ExportFormat(ABC):
+    """A way to write models.
+
+    Attributes:
+        name: how users and backends choose it.
+        suffix: how names of its files end.
+        packages: what it needs, as ``{package: extra of Bitwright}``.
+    """
+
+    name: ClassVar[str] = ""
+    suffix: ClassVar[str] = ""
+    packages: ClassVar[dict[str, str]] = {}
+
+    def __init__(self) -> None:
+        for package, extra in self.packages.items():
+            require(package, extra, f"the format {self.name}")
+
+    @abstractmethod
+    def write(self, deployment: Deployment, inputs: Inputs, target: Path, options: ExportOptions) -> ExportRecord:
+        """Write a deployed model as ``target``, which appears whole or not at all."""
+
+    @abstractmethod
+    def read(self, path: Path) -> LoadedFile:
+        """Read a file, or raise a VerifyError that says why not."""
+
+
+def register_format(name: str, *, override: bool = False) -> Callable[[type[ExportFormat]], type[ExportFormat]]:
+    """File a format under a name.
+
+    A format derives from :class:`ExportFormat`; a backend names the formats that its target reads, the first by
+    default, and a runtime the formats that it executes.
+    """
+    return FORMATS.register(name, override=override)
+
+
+def format_of(path: Path, default: str = "onnx") -> ExportFormat:
+    """The format of a file, by how its name ends, or else the default."""
+    known = {FORMATS.get(name).suffix: name for name in FORMATS}
+    return FORMATS.get(known.get(path.suffix, default))()

@@ -1,0 +1,99 @@
+"""ONNX with QuantizeLinear and DequantizeLinear: through ``torch.onnx.export``, then named after the user's model."""
+
+from pathlib import Path
+from typing import Any, ClassVar
+
+from bitwright.errors import ExportError
+from bitwright.exporting.deploy import Deployment
+from bitwright.exporting.fingerprint import fingerprint
+from bitwright.exporting.formats.base import ExportFormat, ExportOptions, LoadedFile, register_format
+from bitwright.exporting.record import ExportRecord
+from bitwright.graph import Inputs
+from bitwright.graph.inputs import flat_inputs
+
+
+@register_format("onnx")
+class OnnxFormat(ExportFormat):
+    """A valid ONNX file of the lowest opset that can say it; its metadata holds the record, its end a checksum."""
+
+    name = "onnx"
+    suffix = ".onnx"
+    packages: ClassVar[dict[str, str]] = {"onnx": "onnx", "onnxscript": "onnx"}
+
+    def write(self, deployment: Deployment, inputs: Inputs, target: Path, options: ExportOptions) -> ExportRecord:
+        """Write the file."""
+        from bitwright.exporting.onnx.file import RECORD
+        from bitwright.exporting.onnx.names import name_after_model
+        from bitwright.exporting.onnx.program import export_program, quiet
+        from bitwright.exporting.onnx.translate import RICH, lowest_opset
+        from bitwright.exporting.onnx.witness import optimize
+
+        twin, origins = deployment.model, deployment.origins
+        opset = lowest_opset(twin)
+        program = export_program(twin, inputs, opset, dynamic_batch=options.dynamic_batch)
+        with quiet():
+            witnesses = optimize(program, origins.sites)
+        name = twin.__class__.__name__
+        operators = name_after_model(program.model, name, origins.calls)
+        if options.unsigned_activations or opset == RICH:  # see lowest_opset
+            _write_unsigned(program.model)
+        record = ExportRecord(
+            format=self.name,
+            model=name,
+            quantized=deployment.quantized,
+            fingerprint=fingerprint(twin),
+            inputs=_arguments(program.model.graph, list(flat_inputs(twin, inputs))),
+            tensors=tuple(w.entry() for w in witnesses),
+            operators=tuple(operators),
+        )
+        program.model.metadata_props[RECORD] = record.to_json()
+        _write(program.model, target)
+        return record
+
+    def read(self, path: Path) -> LoadedFile:
+        """Read the file."""
+        from bitwright.exporting.onnx.file import OnnxFile
+
+        return OnnxFile.read(path)
+
+
+def _arguments(graph: Any, names: list[str]) -> tuple[str, ...]:  # noqa: ANN401
+    """The arguments that a graph's inputs are; one that is also an output is called otherwise in the graph."""
+    given = [value.name for value in graph.inputs]
+    return tuple(names if len(names) == len(given) else given)
+
+
+def _write_unsigned(model: Any) -> None:  # noqa: ANN401
+    """Write int8 activations as uint8: 128 more on every integer and zero point, so that the values are the same."""
+    import numpy as np
+    import onnx_ir as ir
+
+    graph = model.graph
+    for node in list(graph):
+        point = node.inputs[2] if node.op_type == "QuantizeLinear" and len(node.inputs) > 2 else None
+        if point is None or point.dtype != ir.DataType.INT8 or point.const_value is None or point.const_value.size != 1:
+            continue
+        name = f"{point.name}/unsigned"
+        if name not in graph.initializers:
+            shifted = ir.tensor((point.const_value.numpy().astype(np.int16) + 128).astype(np.uint8), name=name)
+            kind = ir.TensorType(shifted.dtype)
+            graph.register_initializer(ir.Value(name=name, const_value=shifted, shape=ir.Shape([]), type=kind))
+        integers = node.outputs[0]
+        integers.dtype = ir.DataType.UINT8
+        for user in [node, *integers.consumers()]:
+            user.replace_input_with(2, graph.initializers[name])
+
+
+def _write(model: Any, target: Path) -> None:  # noqa: ANN401
+    import onnx
+    import onnx_ir as ir
+
+    from bitwright.exporting.onnx.program import last_line
+    from bitwright.exporting.onnx.seal import write_sealed
+
+    proto = ir.to_proto(model)
+    try:
+        onnx.checker.check_model(proto, full_check=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        raise ExportError(f"the exported file is not valid ONNX: {last_line(error)}") from error
+    write_sealed(proto, target)

@@ -1,0 +1,185 @@
+"""An ONNX file that was read: its record, its tensors, and its FP32 twin."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+from bitwright.errors import VerifyError
+from bitwright.exporting.formats.base import FileNode, LoadedFile
+from bitwright.exporting.onnx.seal import check_seal
+from bitwright.exporting.onnx.work import multiply_adds
+from bitwright.exporting.record import ExportRecord
+
+RECORD = "bitwright.record"  # the key of the record in the file's metadata
+_WIDE = "/wide"  # ends the name of a tensor that is given out in a wider type
+_WIDER: dict[int, int] = {
+    onnx.TensorProto.INT4: onnx.TensorProto.INT8,
+    onnx.TensorProto.UINT4: onnx.TensorProto.UINT8,
+    onnx.TensorProto.FLOAT8E5M2: onnx.TensorProto.FLOAT,
+}
+_BEFORE_RELU = {"Conv", "ConvTranspose", "Gemm", "MatMul", "Add", "BatchNormalization"}
+
+
+class OnnxFile(LoadedFile):
+    """An ONNX model in memory.
+
+    Attributes:
+        proto: the model.
+        widened: for a tensor that numpy has no type for, the name of the output that gives it out in a wider one.
+    """
+
+    def __init__(self, path: Path, proto: onnx.ModelProto, record: ExportRecord | None, size: int = 0) -> None:
+        self.path, self.proto, self.record = path, proto, record
+        self.size = size or proto.ByteSize()
+        self.widened: dict[str, str] = {}
+        stored = {i.name for i in proto.graph.initializer}
+        self.inputs = [i.name for i in proto.graph.input if i.name not in stored]
+        self.outputs = [o.name for o in proto.graph.output]
+
+    @classmethod
+    def read(cls, path: Path) -> "OnnxFile":
+        """Read a file; one that Bitwright wrote must be as it was written."""
+        if not path.is_file():
+            raise VerifyError(f"there is no file {str(path)!r}; export the model first")
+        try:
+            data = path.read_bytes()
+            sealed = check_seal(data)
+            proto = onnx.load_model_from_string(data)
+            metadata = {entry.key: entry.value for entry in proto.metadata_props}
+            if not sealed and (RECORD in metadata or proto.producer_name == "bitwright"):
+                raise VerifyError("its end is missing or was changed after Bitwright wrote it; export again")
+            onnx.load_external_data_for_model(proto, str(path.parent))
+            record = ExportRecord.from_json(metadata[RECORD]) if RECORD in metadata else None
+        except VerifyError as error:
+            raise VerifyError(f"{str(path)!r} cannot be trusted: {error}") from error
+        except Exception as error:
+            first = str(error).strip().partition("\n")[0]
+            raise VerifyError(f"{str(path)!r} is not an ONNX file: {type(error).__name__}: {first}") from error
+        return cls(path, proto, record, len(data))
+
+    def watching(self, tensors: Iterable[str]) -> "OnnxFile":
+        """A copy that also gives out tensors, in a wider type where numpy has no such type."""
+        copy = onnx.ModelProto()
+        copy.CopyFrom(self.proto)
+        graph = copy.graph
+        points = {i.name: i.data_type for i in graph.initializer}
+        kinds = {n.output[0]: _quantizes_to(n, points) for n in graph.node if n.op_type == "QuantizeLinear"}
+        taken = {name for n in graph.node for name in n.output} | set(self.outputs)
+        widened = {}
+        for name in dict.fromkeys(tensors):
+            wider = _WIDER.get(kinds.get(name) or 0)
+            if wider is not None:
+                widened[name] = _free(f"{name}{_WIDE}", taken)
+                graph.node.append(onnx.helper.make_node("Cast", [name], [widened[name]], to=wider))
+            if name not in self.outputs:
+                graph.output.append(onnx.helper.make_empty_tensor_value_info(widened.get(name, name)))
+        made = OnnxFile(self.path, copy, self.record)
+        made.widened = widened
+        return made
+
+    def output_of(self, tensor: str) -> str:
+        """The output of that name, or the wider one."""
+        return self.widened.get(tensor, tensor)
+
+    def constant(self, tensor: str) -> np.ndarray | None:
+        """The values of an initializer."""
+        found = next((i for i in self.proto.graph.initializer if i.name == tensor), None)
+        return None if found is None else numpy_helper.to_array(found)
+
+    def nodes(self) -> list[FileNode]:
+        """The nodes of the graph."""
+        return [FileNode(n.name, n.op_type, tuple(n.input), tuple(n.output)) for n in self.proto.graph.node]
+
+    def multiply_adds(self, feeds: Mapping[str, np.ndarray]) -> dict[str, int | None]:
+        """Count them by shapes that are inferred from those of the inputs."""
+        return multiply_adds(self.proto, {name: value.shape for name, value in feeds.items()})
+
+    def float_twin(self) -> "OnnxFile":
+        """The same network in FP32: without quantizers, weights dequantized. The yardstick for speed and size.
+
+        Where a quantizer stands for the ReLU that export has dropped, the ReLU is put back.
+        """
+        twin = onnx.ModelProto()
+        twin.CopyFrom(self.proto)
+        _Unquantizing(twin.graph).run()
+        return OnnxFile(self.path, twin, None)
+
+
+class _Unquantizing:
+    """The work of taking the quantizers out of a graph."""
+
+    def __init__(self, graph: onnx.GraphProto) -> None:
+        self.graph = graph
+        self.values = {i.name: numpy_helper.to_array(i) for i in graph.initializer}
+        self.outputs = {o.name for o in graph.output}
+        self.makers = {name: n.op_type for n in graph.node for name in n.output}
+        self.renamed: dict[str, str] = {}
+        self.floats: dict[str, np.ndarray] = {}
+        self.kept: list[onnx.NodeProto] = []
+
+    def run(self) -> None:
+        graph = self.graph
+        for node in graph.node:
+            for i, name in enumerate(node.input):
+                node.input[i] = self.renamed.get(name, name)
+            {"QuantizeLinear": self._skip_quantize, "DequantizeLinear": self._skip_dequantize}.get(
+                node.op_type, self.kept.append
+            )(node)
+        del graph.node[:]
+        graph.node.extend(self.kept)
+        used = {name for node in self.kept for name in node.input}
+        initializers = [i for i in graph.initializer if i.name in used]
+        initializers += [numpy_helper.from_array(v, n) for n, v in self.floats.items() if n in used]
+        del graph.initializer[:], graph.value_info[:]
+        graph.initializer.extend(initializers)
+
+    def _skip_quantize(self, node: onnx.NodeProto) -> None:
+        source = node.input[0]
+        stands_for_relu = len(node.input) > 2 and _starts_at_zero(self.values[node.input[2]])
+        if self.makers.get(source) in _BEFORE_RELU and stands_for_relu:
+            self.kept.append(onnx.helper.make_node("Relu", [source], [f"{source}/relu"]))
+            source = f"{source}/relu"
+        self.renamed[node.output[0]] = source
+
+    def _skip_dequantize(self, node: onnx.NodeProto) -> None:
+        if node.input[0] in self.values:
+            self.floats[node.output[0]] = _dequantize(node, self.values)
+            return
+        if node.output[0] in self.outputs:
+            self.kept.append(onnx.helper.make_node("Identity", [node.input[0]], [node.output[0]], name=node.name))
+        self.renamed[node.output[0]] = node.input[0]
+
+
+def _quantizes_to(node: onnx.NodeProto, points: dict[str, int]) -> int | None:
+    """The type that a QuantizeLinear makes: that of its zero point, or the one it names."""
+    named = next((a.i for a in node.attribute if a.name == "output_dtype" and a.i), None)
+    return named or (points.get(node.input[2]) if len(node.input) > 2 else onnx.TensorProto.UINT8)
+
+
+def _free(name: str, taken: set[str]) -> str:
+    while name in taken:
+        name += "_"
+    taken.add(name)
+    return name
+
+
+def _starts_at_zero(zero_point: np.ndarray) -> bool:
+    return zero_point.dtype == np.uint8 and zero_point.size == 1 and int(zero_point.reshape(())) == 0
+
+
+def _dequantize(node: onnx.NodeProto, values: dict[str, Any]) -> np.ndarray:
+    q, scale = values[node.input[0]], values[node.input[1]]
+    zero = values[node.input[2]] if len(node.input) > 2 and node.input[2] else np.zeros_like(scale, dtype=np.int64)
+    settings = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+    axis = int(settings.get("axis", 1))
+    block = int(settings.get("block_size", 0))
+    if block:
+        scale, zero = np.repeat(scale, block, axis), np.repeat(zero, block, axis)
+    elif scale.ndim == 1:
+        shape = [-1 if d == axis % q.ndim else 1 for d in range(q.ndim)]
+        scale, zero = scale.reshape(shape), zero.reshape(shape)
+    return ((q.astype(np.int64) - zero.astype(np.int64)) * scale).astype(np.float32)

@@ -1,0 +1,47 @@
+"""export: write a prepared and calibrated model as the file that the target reads."""
+
+import os
+from typing import Any
+
+from torch import nn
+
+from bitwright.exporting.deploy import deploy, float_twin
+from bitwright.exporting.formats import FORMATS, ExportOptions
+from bitwright.exporting.record import ExportedFile
+from bitwright.files import check_output
+from bitwright.graph import Inputs
+from bitwright.preparation import ledger_of
+
+
+def export(
+    model: nn.Module,
+    path: str | os.PathLike[str],
+    example_inputs: Any = None,  # noqa: ANN401
+    *,
+    format: str | None = None,
+    dynamic_batch: bool = True,
+    quantized: bool = True,
+    overwrite: bool = True,
+) -> ExportedFile:
+    """Write a prepared and calibrated model as a file.
+
+    Args:
+        model: the model; it is left untouched.
+        path: where to; the file appears whole or not at all.
+        example_inputs: inputs to export with; those given to ``prepare`` by default.
+        format: how to write it (see ``bitwright.exporting.FORMATS``); by default as the backend's target reads it.
+        dynamic_batch: let the file take any batch size. Where the model fixes its batch size, that is logged.
+        quantized: write integers; False writes the float model, for comparison.
+        overwrite: whether an existing file may be replaced.
+
+    Returns:
+        The file: a path, with a map from the model's quantizers and nodes to the tensors and operators of the file, and
+        the model's fingerprint. The file holds both, for ``verify``.
+    """
+    target = check_output(path, overwrite=overwrite)
+    ledger = ledger_of(model)
+    writer = FORMATS.get(format or ledger.backend.formats[0])()
+    inputs = Inputs.of(example_inputs) if example_inputs is not None else ledger.example
+    deployment = deploy(model) if quantized else float_twin(model)
+    options = ExportOptions(dynamic_batch, ledger.backend.activations.write_unsigned)
+    return ExportedFile(target, writer.write(deployment, inputs, target, options))

@@ -1,0 +1,157 @@
+"""The record of an export: which tensor of the file is which of the model, and of which model it is.
+
+It is made while the file is written, returned by ``export`` and stored in the file; ``verify`` reads it.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from bitwright.errors import VerifyError
+from bitwright.exporting.fingerprint import Fingerprint
+
+SCHEMA = 1
+
+# Why a file has no tensor for a quantizer; with the first two it needs none.
+CONSTANT = "its tensor is a constant: the file stores the result"
+UNREAD = "nothing in the file reads its tensor"
+NOT_CALLED = "the model did not call it when it was exported"
+
+
+@dataclass(frozen=True)
+class ExportedTensor:
+    """Where the file holds what one call of a quantizer gives.
+
+    Attributes:
+        quantizer: the qualified name of the quantizer in the model.
+        call: which of its calls in one run of the model, from 0.
+        name: what users call the tensor.
+        kind: ``activation`` if it is computed, ``weight`` if it is stored.
+        spec: how it is quantized.
+        tensor: the file's tensor of its integers (or fp8 numbers); empty where the file has none.
+        shift: what is added to each integer in the file: 128 where int8 is written as uint8.
+        reason: why the file has no such tensor.
+    """
+
+    quantizer: str
+    call: int
+    name: str
+    kind: Literal["activation", "weight"]
+    spec: str
+    tensor: str = ""
+    shift: int = 0
+    reason: str = ""
+
+    @property
+    def excused(self) -> bool:
+        """Whether the file needs no such tensor."""
+        return self.reason in (CONSTANT, UNREAD)
+
+
+@dataclass(frozen=True)
+class ExportedOperator:
+    """What an operator of the file came from.
+
+    Attributes:
+        node: its name in the file.
+        name: the user's module, or the node of the model's graph.
+        operator: what Bitwright calls the operator; empty where it does not know it.
+    """
+
+    node: str
+    name: str
+    operator: str = ""
+
+
+@dataclass(frozen=True)
+class ExportRecord:
+    """What a file says of itself.
+
+    Attributes:
+        format: the name of its format.
+        model: the class of the model.
+        quantized: False for the float model, written for comparison.
+        fingerprint: of the model that was exported.
+        inputs: the arguments of the model that the file's inputs are, in order.
+        tensors: the quantized tensors.
+        operators: the operators.
+        schema: the version of this record.
+    """
+
+    format: str
+    model: str
+    quantized: bool
+    fingerprint: Fingerprint
+    inputs: tuple[str, ...] = ()
+    tensors: tuple[ExportedTensor, ...] = ()
+    operators: tuple[ExportedOperator, ...] = ()
+    schema: int = SCHEMA
+
+    def to_json(self) -> str:
+        """The record as text that ``from_json`` reads."""
+        return json.dumps(asdict(self), separators=(",", ":"), sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> "ExportRecord":
+        """Read a record, or say what is wrong with it."""
+        try:
+            data = json.loads(text)
+            if data["schema"] != SCHEMA:
+                raise VerifyError(f"its record has version {data['schema']}, not {SCHEMA}: export again")
+            tensors = tuple(_read(ExportedTensor, t) for t in data.pop("tensors"))
+            operators = tuple(_read(ExportedOperator, o) for o in data.pop("operators"))
+            fingerprint = _read(Fingerprint, data.pop("fingerprint"))
+            data["inputs"] = tuple(data["inputs"])
+            return _read(cls, data | {"tensors": tensors, "operators": operators, "fingerprint": fingerprint})
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise VerifyError(f"the file's record cannot be read ({type(error).__name__}: {error})") from error
+
+
+def _read(cls: type[Any], data: Mapping[str, Any]) -> Any:  # noqa: ANN401
+    """A dataclass from plain data, whose values must have the types of its plain fields."""
+    kinds = {"str": str, "int": int, "bool": bool}
+    made = cls(**data)
+    for field in fields(cls):
+        wanted = kinds.get(getattr(field.type, "__name__", ""))
+        if wanted is not None and type(getattr(made, field.name)) is not wanted:
+            raise TypeError(f"{cls.__name__}.{field.name} is not a {wanted.__name__}")
+    return made
+
+
+@dataclass(frozen=True)
+class ExportedFile(os.PathLike[str]):
+    """A file that was exported: a path, and the record that the file holds too.
+
+    It serves wherever a path does: ``open(file)``, ``onnx.load(file)``, ``Path(file)``.
+
+    Attributes:
+        path: where it is.
+        record: what was written.
+    """
+
+    path: Path
+    record: ExportRecord
+
+    @property
+    def tensors(self) -> tuple[ExportedTensor, ...]:
+        """The quantized tensors, and where the file has them."""
+        return self.record.tensors
+
+    @property
+    def operators(self) -> tuple[ExportedOperator, ...]:
+        """The operators of the file, and what they came from."""
+        return self.record.operators
+
+    @property
+    def fingerprint(self) -> Fingerprint:
+        """The fingerprint of the model that was exported."""
+        return self.record.fingerprint
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    def __str__(self) -> str:
+        return str(self.path)

@@ -1,0 +1,31 @@
+"""What this CPU can do, as far as it changes what integer kernels compute."""
+
+import platform
+from pathlib import Path
+
+import numpy as np
+
+from bitwright.exporting import ExportRecord, LoadedFile
+
+_SATURATES = (
+    "this CPU has no VNNI: it adds pairs of u8×s8 products in 16 bits, which saturate with weights of 8 bits; "
+    "weights of 7 bits (the default) do not"
+)
+
+
+def hardware_notes(file: LoadedFile, record: ExportRecord) -> list[str]:
+    """What to know of this CPU and this file."""
+    weights = (file.constant(t.tensor) for t in record.tensors if t.kind == "weight" and t.tensor)
+    wide = any(w is not None and w.dtype == np.int8 and np.abs(w.astype(np.int16)).max(initial=0) > 64 for w in weights)
+    return [_SATURATES] if wide and not has_vnni() else []
+
+
+def has_vnni() -> bool:
+    """Whether products of bytes are added in 32 bits."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return True
+    try:
+        flags = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return True
+    return "avx512_vnni" in flags or "avx_vnni" in flags

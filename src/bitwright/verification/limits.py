@@ -1,0 +1,117 @@
+"""Limits: what a file must keep, and what it misses."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+
+from bitwright.errors import UnknownNameError, suggest
+from bitwright.verification.proof import OutputCheck, RuntimeProof
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a file must keep, in every runtime; None sets no limit. What was not measured keeps no limit.
+
+    The first four are the default: they say that the file does what the simulation does.
+
+    Attributes:
+        largest: largest gap of a quantized value, in steps, layer by layer from equal inputs. One step is what a value
+            on a rounding border, or a sigmoid computed in another way, makes.
+        uncompared: how many placed quantizers may stay uncompared without a good reason.
+        output_local: largest difference of an output computed from the runtime's own quantized tensors, as a share of
+            its magnitude: what float arithmetic in another order makes.
+        output_steps: largest difference of an output to the free-running simulation, in units of what one step of noise
+            at every quantizer does to it.
+        output: the same, as a share of the output's magnitude.
+        coverage: least share of the executed operators in integers, from 0 to 1, by number.
+        coverage_multiply_adds: the same by multiplications and additions.
+        equal: least share of quantized values equal to the simulation, from 0 to 1.
+        speedup: least speed against FP32.
+    """
+
+    largest: int | None = 1
+    uncompared: int | None = 0
+    output_local: float | None = 1e-3
+    output_steps: float | None = 1.0
+    output: float | None = None
+    coverage: float | None = None
+    coverage_multiply_adds: float | None = None
+    equal: float | None = None
+    speedup: float | None = None
+
+    @classmethod
+    def parse(cls, limits: "Limits | Mapping[str, float | None] | None") -> "Limits | None":
+        """Read limits: a mapping changes the default ones, None is no limits at all."""
+        if limits is None or isinstance(limits, Limits):
+            return limits
+        known = [f.name for f in fields(cls)]
+        for name in limits:
+            if name not in known:
+                raise UnknownNameError(f"unknown limit {name!r}{suggest(name, known)}")
+        return replace(DEFAULT, **dict(limits))  # pyrefly: ignore
+
+    def missed_by(self, proof: RuntimeProof) -> list[str]:
+        """Say which limits a runtime misses."""
+        return [
+            f"{proof.runtime}: {line}" for line in (*self._tensors(proof), *self._outputs(proof), *self._rest(proof))
+        ]
+
+    def _tensors(self, proof: RuntimeProof) -> Iterator[str]:
+        if self.largest is not None:
+            if proof.largest is None:
+                yield "no quantized value was compared"
+            elif proof.largest > self.largest:
+                first = next(t.name for t in proof.compared if (t.largest or 0) > self.largest)
+                yield f"a quantized value is off by {proof.largest} steps, more than {self.largest} (first: {first})"
+        missing = proof.uncompared
+        if self.uncompared is not None and len(missing) > self.uncompared:
+            names = ", ".join(f"{t.name} ({t.reason})" for t in missing[:3])
+            more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+            yield f"{len(missing)} placed quantizers were not compared: {names}{more}"
+        yield from _too_low(proof.equal, self.equal, "of the quantized values equal the simulation", 3)
+
+    def _outputs(self, proof: RuntimeProof) -> Iterator[str]:
+        judged = {
+            "output_local": "computed from the runtime's own quantized tensors differs by {:.3%} of its magnitude",
+            "output_steps": "differs by {:.2f} times what one step of noise at every quantizer does",
+            "output": "differs by {:.2%} of its magnitude",
+        }
+        wanted = {name: limit for name in judged if (limit := getattr(self, name)) is not None}
+        if wanted and not proof.outputs:
+            yield "no output was compared"
+        for check in proof.outputs:
+            if check.problem:
+                yield f"the output {check.name} {check.problem}"
+                continue
+            for name, limit in wanted.items():
+                value = _measured(check, name)
+                if value is None:
+                    yield f"the output {check.name} was not measured ({name})"
+                elif not value <= limit:
+                    yield f"the output {check.name} {judged[name].format(value)}, more than {limit:g}"
+
+    def _rest(self, proof: RuntimeProof) -> Iterator[str]:
+        yield from _too_low(proof.coverage, self.coverage, "of the executed operators run in integers", 1)
+        part = "of the multiplications and additions run in integers"
+        yield from _too_low(proof.coverage_multiply_adds, self.coverage_multiply_adds, part, 1)
+        if self.speedup is not None:
+            speedup = proof.latency.speedup if proof.latency is not None else None
+            if speedup is None:
+                yield "the speed was not measured"
+            elif not speedup >= self.speedup:
+                yield f"{speedup:.2f} times the speed of FP32, less than {self.speedup:.2f}"
+
+
+DEFAULT = Limits()
+
+
+def _measured(check: OutputCheck, limit: str) -> float | None:
+    return {"output_local": check.local, "output_steps": check.steps, "output": check.relative}[limit]
+
+
+def _too_low(value: float | None, limit: float | None, what: str, digits: int) -> Iterator[str]:
+    if limit is None:
+        return
+    if value is None:
+        yield f"not measured: the share {what}"
+    elif not value >= limit:
+        yield f"{value:.{digits}%} {what}, less than {limit:.{digits}%}"

@@ -1,0 +1,178 @@
+"""verify: run the file where it will run, compare it with the simulation, count what runs in integers, time it."""
+
+import itertools
+import os
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from bitwright.calibration import as_batches, as_inputs
+from bitwright.errors import ConfigError, VerifyError
+from bitwright.exporting import ExportRecord, LoadedFile
+from bitwright.exporting.deploy import float_twin
+from bitwright.exporting.formats.base import format_of
+from bitwright.graph import Inputs
+from bitwright.modes import eval_mode
+from bitwright.preparation import Ledger, ledger_of
+from bitwright.progress import track
+from bitwright.quantizer import quantizers
+from bitwright.verification.coverage import add_coverage
+from bitwright.verification.feeds import as_array, feeds_of, first_sample
+from bitwright.verification.hardware import hardware_notes
+from bitwright.verification.identity import check_identity
+from bitwright.verification.latency import measure_latency
+from bitwright.verification.limits import DEFAULT, Limits
+from bitwright.verification.outputs import OutputTally, simulate
+from bitwright.verification.proof import Proof, RuntimeProof, TensorCheck
+from bitwright.verification.runtimes.base import RUNTIMES, Arrays, Runtime, Session
+from bitwright.verification.tensors import TensorTally
+from bitwright.verification.watching import Watcher
+
+_MOST_BATCHES = 8
+_FLOAT_FILE = "the file holds the float model (quantized=False): nothing in it is quantized"
+
+
+def verify(
+    model: nn.Module,
+    path: str | os.PathLike[str],
+    batches: Iterable[Any],
+    *,
+    runtimes: Iterable[str] | None = None,
+    limits: Limits | Mapping[str, float | None] | None = DEFAULT,
+    latency: bool = True,
+    progress: bool | None = None,
+) -> Proof:
+    """Prove that an exported file does what the calibrated ``model`` simulates.
+
+    The file must be one that ``export`` made of this very model, as it is now: one of another model, one that was
+    changed, and a model that was changed since are refused.
+
+    Args:
+        model: the prepared and calibrated model that was exported.
+        path: the file.
+        batches: inputs as for ``calibrate``; at most 8 of them are used.
+        runtimes: where to run the file. By default where the backend's target runs; the other runtimes that the backend
+            names are tried too, and what they do not keep is a note.
+        limits: what must be kept for ``proof.ok``; what is not goes to ``proof.missed``. A mapping changes the default
+            limits (see :class:`Limits`); None compares without judging, and ``proof.ok`` is None.
+        latency: measure the speed against FP32 in the same runtime.
+        progress: show a progress bar; by default only on a terminal.
+    """
+    bounds = Limits.parse(limits)
+    if bounds is not None and bounds.speedup is not None and not latency:
+        raise ConfigError("a limit on the speedup needs latency=True")
+    ledger = ledger_of(model)
+    chosen = _choose(runtimes, ledger)
+    source = Path(path)
+    format = format_of(source, ledger.backend.formats[0])
+    file = format.read(source)
+    with eval_mode(model):
+        record = check_identity(model, file)
+        count = len(ledger.example.args)
+        data = [as_inputs(b, count) for b in itertools.islice(as_batches(batches), _MOST_BATCHES)]
+        if not data:
+            raise VerifyError("the data to verify with is empty: it gave no batch")
+        twin = file.float_twin()
+        proof = Proof(str(source), file.size, twin.size, limits=bounds)
+        for runtime in chosen:
+            asked = runtimes is not None or runtime is chosen[0]
+            try:
+                found = _Proving(model, file, record, runtime, ledger).run(data, progress)
+                if latency:
+                    feeds = feeds_of(model, file, data[0])
+                    found.latency = measure_latency(runtime, file, twin, first_sample(feeds), feeds)
+                missed = bounds.missed_by(found) if bounds is not None else []
+                if missed and not asked:
+                    raise VerifyError("; ".join(missed))
+            except VerifyError as error:
+                if asked:
+                    raise
+                proof.notes.append(f"not verified in {runtime.name}, which this file is not made for: {error}")
+                continue
+            proof.runtimes[runtime.name] = found
+            proof.missed += missed
+    return proof
+
+
+def run_file(path: str | os.PathLike[str], runtime: str = "onnxruntime") -> Callable[..., Any]:
+    """Load an exported file as a function from tensors to tensors, to be called as the model is.
+
+    A file that was changed after Bitwright wrote it is refused. What the function gives is not judged: see ``verify``.
+    """
+    source = Path(path)
+    program = RUNTIMES.get(runtime)()
+    file = format_of(source).read(source)
+    session = program.session(file)
+    names = file.inputs
+
+    def call(*args: torch.Tensor, **kwargs: torch.Tensor) -> Any:  # noqa: ANN401
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        if len(args) + len(kwargs) != len(names) or sorted(given) != sorted(names):
+            raise ConfigError(f"the file takes the inputs {names}; {len(args)} and {sorted(kwargs)} were given")
+        results = _run(program, session, {k: as_array(v) for k, v in given.items()}, "these inputs")
+        tensors = tuple(torch.from_numpy(np.array(results[name])) for name in file.outputs)
+        return tensors[0] if len(tensors) == 1 else tensors
+
+    return call
+
+
+def _choose(names: Iterable[str] | None, ledger: Ledger) -> list[Runtime]:
+    if names is not None:
+        chosen = [names] if isinstance(names, str) else list(names)
+        if not chosen:
+            raise ConfigError("name at least one runtime to verify in, or leave the choice to the backend")
+        return [RUNTIMES.get(n)() for n in chosen]
+    known = ledger.backend.runtimes
+    if not known:
+        raise VerifyError(f"no runtime on this machine executes files for {ledger.backend.name}")
+    return [RUNTIMES.get(n)() for n in known if RUNTIMES.get(n).available()] or [RUNTIMES.get(known[0])()]
+
+
+def _run(runtime: Runtime, session: Session, feeds: Arrays, what: str) -> Arrays:
+    try:
+        return session(feeds)
+    except Exception as error:
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise VerifyError(f"{runtime.name} cannot run the file on {what}: {first}") from error
+
+
+class _Proving:
+    """The work on one runtime."""
+
+    def __init__(
+        self, model: nn.Module, file: LoadedFile, record: ExportRecord, runtime: Runtime, ledger: Ledger
+    ) -> None:
+        self.model, self.file, self.record, self.runtime, self.ledger = model, file, record, runtime, ledger
+        self.simulation = model if record.quantized else float_twin(model).model
+
+    def run(self, data: list[Inputs], progress: bool | None) -> RuntimeProof:
+        runtime, file, record = self.runtime, self.file, self.record
+        if record.format not in runtime.formats:
+            raise VerifyError(f"{runtime.name} executes {', '.join(runtime.formats)}, not {record.format}")
+        proof = RuntimeProof(runtime.name, runtime.version, dict(runtime.settings))
+        weights = {t.quantizer for t in record.tensors if t.kind == "weight"}
+        tensors, outputs = TensorTally(record.tensors, file.constant), OutputTally(file.outputs, weights)
+        session, watch = runtime.session(file), None
+        for inputs in track(data, f"verifying in {runtime.name}", show=progress):
+            feeds = feeds_of(self.model, file, inputs)
+            results = _run(runtime, session, feeds, f"the batch {inputs}")
+            if watch is None:
+                watch = Watcher(runtime, file, feeds, results).watch(tensors.watched)
+            following = None
+            if record.quantized:
+                given = _run(runtime, watch, feeds, f"the batch {inputs}")
+                with tensors.follow(self.model, given, watch.fused, watch.untouched):
+                    following = simulate(self.model, inputs)
+            outputs.add(self.simulation, inputs, results, following)
+        proof.outputs, proof.tensors = outputs.checks(), tensors.checks() if record.quantized else self._all_float()
+        add_coverage(proof, runtime, file, record, self.ledger, feeds_of(self.model, file, data[0]))
+        proof.notes += hardware_notes(file, record)
+        return proof
+
+    def _all_float(self) -> list[TensorCheck]:
+        placed = {name: q for name, q in quantizers(self.model).items() if q.quantizes}
+        return [TensorCheck(q.label or name, reason=_FLOAT_FILE) for name, q in placed.items()]

@@ -1,0 +1,190 @@
+"""Compare a file's quantized tensors with the simulation's, layer by layer from equal inputs.
+
+At every quantizer the simulation computes its integers from what the *runtime* had upstream; after the comparison the
+runtime's integers take the place of the simulation's. So a difference is charged to the layer that makes it, and what
+the simulation returns differs from the file's outputs only by what comes after the last quantizers.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from bitwright.exporting import ExportedTensor
+from bitwright.numerics import dequantize
+from bitwright.quantizer import TensorQuantizer, quantizers
+from bitwright.verification.proof import TensorCheck
+
+Rounding = Callable[[str, int, TensorQuantizer, Tensor], Tensor | None]
+_UNKNOWN = "the file's record does not know this call of the quantizer"
+
+
+@contextmanager
+def rounding_by(model: nn.Module, rounding: Rounding) -> Iterator[None]:
+    """While it lasts, ask ``rounding`` at every call of a quantizer what it gives; None leaves it as it is.
+
+    It is given the quantizer's name, which of its calls this is, the quantizer, and the tensor to be quantized.
+    """
+    calls: Counter[str] = Counter()
+
+    def hook(name: str, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], _: Any) -> Tensor | None:  # noqa: ANN401
+        call = calls[name]
+        calls[name] += 1
+        return rounding(name, call, module, args[0] if args else next(iter(kwargs.values())))
+
+    with ExitStack() as hooks:
+        for name, quantizer in quantizers(model).items():
+            if quantizer.quantizes:
+                bound = _bind(hook, name)
+                handle = quantizer.register_forward_hook(bound, with_kwargs=True)
+                hooks.callback(handle.remove)
+        yield
+
+
+def _bind(hook: Callable[..., Any], name: str) -> Callable[..., Any]:
+    return lambda *given: hook(name, *given)
+
+
+class TensorTally:
+    """Adds up differences of quantized tensors over batches.
+
+    Args:
+        entries: what the file's record says of its tensors.
+        stored: gives a tensor that the file stores.
+    """
+
+    def __init__(self, entries: tuple[ExportedTensor, ...], stored: Callable[[str], np.ndarray | None]) -> None:
+        self._entries = {(e.quantizer, e.call): e for e in entries}
+        self._weights = {e.quantizer: e for e in entries if e.kind == "weight"}
+        self._stored = stored
+        self._checks: dict[tuple[str, int], TensorCheck] = {}
+        self._called: set[str] = set()
+        self._fused: Mapping[str, str] = {}
+        self._untouched: Mapping[str, str] = {}
+
+    @property
+    def watched(self) -> list[str]:
+        """The tensors that the runtime has to give out."""
+        return [e.tensor for e in self._entries.values() if e.tensor and e.kind == "activation"]
+
+    @contextmanager
+    def follow(
+        self,
+        model: nn.Module,
+        given: Mapping[str, np.ndarray],
+        fused: Mapping[str, str] | None = None,
+        untouched: Mapping[str, str] | None = None,
+    ) -> Iterator[None]:
+        """While the model runs on one batch, compare its tensors with the runtime's, and go on from the runtime's.
+
+        Args:
+            model: the simulation.
+            given: the runtime's tensors.
+            fused: tensors that the runtime does not round, as they are part of a larger operator, and that operator.
+            untouched: tensors that cannot be compared, with the reason.
+        """
+        self._fused, self._untouched = fused or {}, untouched or {}
+
+        def rounding(name: str, call: int, quantizer: TensorQuantizer, x: Tensor) -> Tensor | None:
+            self._called.add(name)
+            entry = self._weights.get(name) or self._entries.get((name, call))
+            if entry is None:
+                self._checks[name, call] = TensorCheck(quantizer.label or name, reason=_UNKNOWN)
+                return None
+            if entry.kind == "weight":
+                self._compare_weight(entry, quantizer, x)
+                return None
+            return self._compare(entry, quantizer, x, given.get(entry.tensor))
+
+        with rounding_by(model, rounding):
+            yield
+
+    def checks(self) -> list[TensorCheck]:
+        """What was found about each quantizer of the file, in the order of the file."""
+        made = []
+        for key, entry in self._entries.items():
+            check = self._checks.pop(key, None) or TensorCheck(entry.name, kind=entry.kind)
+            if not check.values and not check.reason:
+                check.reason, check.excused = self._why_not(entry)
+            made.append(check)
+        return [*made, *self._checks.values()]
+
+    def _why_not(self, entry: ExportedTensor) -> tuple[str, bool]:
+        if not entry.tensor:
+            called = entry.quantizer in self._called
+            return entry.reason, entry.excused or not called
+        if entry.tensor in self._fused:
+            return f"the runtime computes it as part of {self._fused[entry.tensor]}, and does not round it", True
+        if entry.tensor in self._untouched:
+            return self._untouched[entry.tensor], True
+        if entry.quantizer not in self._called:
+            return "the simulation did not call its quantizer", False
+        return "it has no values", False
+
+    def _compare_weight(self, entry: ExportedTensor, quantizer: TensorQuantizer, x: Tensor) -> None:
+        key = (entry.quantizer, entry.call)
+        if key not in self._checks and entry.tensor:
+            check = self._checks[key] = TensorCheck(entry.name, kind="weight")
+            self._tally(check, entry, quantizer, quantizer.integers(x), self._stored(entry.tensor))
+
+    def _compare(
+        self, entry: ExportedTensor, quantizer: TensorQuantizer, x: Tensor, theirs: np.ndarray | None
+    ) -> Tensor | None:
+        if not entry.tensor or entry.tensor in self._untouched:
+            return None
+        if entry.tensor in self._fused:
+            return x
+        check = self._checks.setdefault((entry.quantizer, entry.call), TensorCheck(entry.name))
+        found = self._tally(check, entry, quantizer, quantizer.integers(x), theirs)
+        if found is None:
+            return None
+        method = quantizer.method
+        return dequantize(found, *quantizer.qparams(), method.axis, method.group).to(x.dtype)
+
+    def _tally(
+        self,
+        check: TensorCheck,
+        entry: ExportedTensor,
+        quantizer: TensorQuantizer,
+        ours: Tensor,
+        given: np.ndarray | None,
+    ) -> Tensor | None:
+        """Compare integers, or fp8 numbers, and return the runtime's; None, with the reason, where that cannot be."""
+        if given is None:
+            check.reason = "the runtime does not give it out"
+            return None
+        stored = given.view(np.uint8) if "float8" in given.dtype.name else given
+        theirs = torch.from_numpy(np.array(stored)).to(ours.device)
+        if theirs.shape != ours.shape:
+            check.reason = f"its shape is {list(theirs.shape)} in the file and {list(ours.shape)} in the simulation"
+            check.values = 0
+            return None
+        if ours.is_floating_point():  # fp8, as its bits or as float32
+            theirs = theirs.to(ours.dtype) if theirs.is_floating_point() else theirs.view(ours.dtype)
+        elif entry.shift:
+            theirs = theirs.to(torch.int32) - entry.shift
+        if not check.reason and ours.numel():
+            _add(check, (_steps(ours) - _steps(theirs)).abs())
+        return theirs
+
+
+def _add(check: TensorCheck, gap: Tensor) -> None:
+    total = check.values + gap.numel()
+    share = gap.numel() / total
+    mean, equal = float(gap.double().mean()), float((gap == 0).double().mean())
+    check.largest = max(check.largest or 0, int(gap.max()))
+    check.mean = (check.mean or 0.0) * (1 - share) + mean * share
+    check.equal = (check.equal or 0.0) * (1 - share) + equal * share
+    check.values = total
+
+
+def _steps(stored: Tensor) -> Tensor:
+    """Integers as they are; of fp8 the place among the numbers of the format, so that neighbours differ by one."""
+    if not stored.is_floating_point():
+        return stored.to(torch.int32)
+    bits = stored.view(torch.uint8).to(torch.int32)
+    return torch.where(bits >= 128, 128 - bits, bits)
