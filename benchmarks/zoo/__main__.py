@@ -7,6 +7,8 @@ proven for onnxruntime and for OpenVINO. Results are kept, and a run that was in
 import argparse
 import fnmatch
 import hashlib
+import signal
+import sys
 import time
 from pathlib import Path
 
@@ -39,6 +41,7 @@ def main() -> None:
         for family in chosen:
             console.print(f"{family.name:34}{family.library:14}{family.kind}")
         return
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended; the next run goes on from here"))  # and its child with it
     libraries = install(given.libraries.resolve())
     results = (given.results or HOME / "results" / _digest()).resolve()
     rows: list[Row] = []

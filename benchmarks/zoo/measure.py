@@ -62,7 +62,10 @@ class Measuring:
         """Let torch write the float model: the yardstick for our export, and for the speed of our file."""
         try:
             _, self.float_row.steps[FLOAT_EXPORT] = self.meter.measure(self._export_float)
-        except Exception as error:
+        except Exception as raised:
+            error: BaseException = raised
+            while error.__cause__ is not None:  # torch wraps what went wrong in advice
+                error = error.__cause__
             self.float_row.notes.append(f"torch cannot export the float model: {_describe(error)}")
 
     def _steps(self, row: Row, backend: str) -> None:
