@@ -42,7 +42,7 @@ def folds():
     made = {
         "norm": NormFold(norm),
         "norm without weight": NormFold(lively(nn.BatchNorm2d(CHANNELS, affine=False))),
-        "call": FunctionFold(*tensors, None, 0.1, 1e-3, None),
+        "call": FunctionFold(*tensors, None, 0.1, 1e-3),
         "shuffled": ShuffledFold(NormFold(norm), torch.randperm(CHANNELS)),
     }
     for function, first in itertools.product((torch.add, torch.sub, torch.mul, torch.div), (False, True)):

@@ -9,7 +9,7 @@ from bitwright.graph.effects import has_effect
 from bitwright.graph.evaluate import ZerosEvaluator
 from bitwright.graph.facts import facts, has_facts, set_facts, set_value
 from bitwright.graph.model import CapturedModel
-from bitwright.graph.names import add_internal
+from bitwright.graph.names import add_internal, node_name
 
 _UNKNOWN = object()
 
@@ -27,6 +27,7 @@ class NodeBuilder:
         self.model = model
         self.before = before
         self.scope = facts(before).scope if scope is None else scope
+        self._replaces = (node_name(before),)
         self._evaluate = ZerosEvaluator(model)
 
     def function(self, target: Callable[..., Any], *args: Any, name: str | None = None, **kwargs: Any) -> fx.Node:
@@ -50,7 +51,7 @@ class NodeBuilder:
         with self.model.graph.inserting_before(self.before):
             node = self.model.graph.create_node(op, target, args, kwargs, name)
         value = self._evaluate.values[node] = self._evaluate.compute(node)
-        set_value(node, value, scope=self.scope)
+        set_value(node, value, scope=self.scope, replaces=self._replaces)
         return node
 
 
@@ -67,7 +68,8 @@ def describe_new(model: fx.GraphModule, nodes: Iterable[fx.Node], scope: str, re
     for node in nodes:
         if not has_facts(node):
             set_value(node, _value_if_known(evaluate, node), scope=scope)
-        set_facts(node, replaces=replaces)
+        if facts(node).replaces != replaces:
+            set_facts(node, replaces=replaces)
 
 
 def _value_if_known(evaluate: ZerosEvaluator, node: fx.Node) -> Any:

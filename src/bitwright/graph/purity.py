@@ -34,12 +34,15 @@ def only_computes(node: fx.Node, model: nn.Module) -> bool:
 
 def written_attributes(model: fx.GraphModule) -> set[str]:
     """The attributes that a graph reads and writes into, itself or by calling the module that has them."""
-    nodes = model.graph.nodes
-    writers = [n for n in nodes if facts(n).written or n.target is store or writes(n, model)]
-    reached = {node for writer in writers for node in back_through(writer, lambda _: True)}
-    called = {str(n.target) for n in nodes if n.op == "call_module"}
-    reads = {str(n.target): n for n in nodes if n.op == "get_attr"}
-    return {target for target, node in reads.items() if node in reached or _is_buffer_of(target, called, model)}
+    called = {str(node.target) for node in model.graph.nodes if node.op == "call_module"}
+    found: set[str] = set()
+    for node in model.graph.nodes:
+        if node.op == "get_attr" and _is_buffer_of(str(node.target), called, model):
+            found.add(str(node.target))
+        elif facts(node).written or node.target is store or writes(node, model):
+            *_, source = back_through(node, lambda _: True)
+            found.update([str(source.target)] if source.op == "get_attr" else [])
+    return found
 
 
 def _is_buffer_of(target: str, called: set[str], model: nn.Module) -> bool:

@@ -90,22 +90,24 @@ class FunctionFold(Fold):
     bias: Value | None
     momentum: float | None
     eps: float
-    owner: BatchNorm | None
 
     @property
     def norm(self) -> BatchNorm | None:
         """The BatchNorm that the statistics belong to."""
-        return self.owner
+        owner = getattr(self.mean, "owner", None)
+        return owner if isinstance(owner, NORMS) else None
 
     def apply(self, x: Tensor) -> Tensor:
         """Normalize, by the batch if the owner of the statistics is in training mode and not frozen."""
         mean, var, weight, bias = self._tensors()
-        owner, rate = self.owner, self.momentum
-        moves = owner is not None and owner.training and FROZEN not in owner.__dict__
-        if owner is not None and moves and owner.num_batches_tracked is not None:
-            owner.num_batches_tracked.add_(1)
-            rate = 1.0 / float(owner.num_batches_tracked) if rate is None else rate
-        return F.batch_norm(x, mean, var, weight, bias, moves, 0.0 if rate is None else rate, self.eps)
+        norm = self.norm
+        if norm is None or not norm.training or FROZEN in norm.__dict__:
+            return F.batch_norm(x, mean, var, weight, bias, False, self.momentum or 0.0, self.eps)
+        rate = norm.momentum
+        if norm.num_batches_tracked is not None:
+            norm.num_batches_tracked.add_(1)
+            rate = 1.0 / float(norm.num_batches_tracked) if rate is None else rate
+        return F.batch_norm(x, mean, var, weight, bias, True, rate or 0.0, self.eps)
 
     def affine(self, channels: int, like: Tensor) -> tuple[Tensor, Tensor | None]:
         """Factor and shift by the running statistics."""

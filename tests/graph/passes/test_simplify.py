@@ -142,6 +142,18 @@ def test_sizes_of_the_input_stay_symbolic():
     assert notes_of(model, "fold_shape_arithmetic") == []
 
 
+def test_whole_shapes_stay_shapes():
+    def body(self, x):
+        y = self.a(x)
+        more = self.table.shape.numel() + y.shape[-1:].numel() + self.table.size().numel()
+        return y.view(y.shape[0], *self.table.shape).sum(2) * more + y.reshape(y.shape[:1] + self.table.shape).mean()
+
+    net = Net(body, a=nn.Linear(4, 6))
+    net.table = nn.Parameter(torch.ones(2, 3))
+    model = prepared(net, torch.randn(5, 4), torch.randn(2, 4))
+    assert targets(model).count("numel") == 3  # which a tuple would not have
+
+
 def test_a_size_that_the_model_returns_is_noted():
     net = Net(lambda self, x: (self.a(x), self.a(x).shape[1]), a=nn.Conv2d(3, 8, 1))
     model = prepared(net, image())

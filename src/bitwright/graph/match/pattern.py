@@ -71,11 +71,11 @@ class Pattern:
         self.nodes = _checked_nodes(self.nodes)
         self.joint_checkers = tuple(map(JointChecker.of, self.joint_checkers or ()))
         self.by_name = {node.name: node for node in self.nodes}
-        read = set().union(*(node.named for node in self.nodes))
-        self.anchors = tuple(name for name in self.by_name if name not in read)
-        self.closed = tuple(node.name for node in self.nodes if node.name in read and not node.outside_users)
-        self.readers_through = tuple(node for node in self.nodes if node.through != ())
         self._check_names()
+        read = sorted(set().union(*(node.named for node in self.nodes)))
+        self.anchors = tuple(name for name in self.by_name if name not in read)
+        self.closed = tuple(name for name in read if not self.by_name[name].outside_users)
+        self.readers_through = tuple(node for node in self.nodes if node.through)
         self._check_acyclic()
         self._check_connected()
 

@@ -68,33 +68,34 @@ class AttentionBuilder:
 
     def write(self) -> tuple[fx.Node, fx.Node | None]:
         """Add the nodes; return the result and the attention weights, if they are needed."""
-        build, call = self.build, self.call
-        query, key, value = self._laid_out()  # (L, N, E), (S, N, E), (S, N, E)
-        q, k, v = self._projected(query, key, value)
-        causal_by_itself = call.is_causal and call.key_padding_mask is None and not call.explicit
-        mask = None if causal_by_itself else self._as_float(call.attn_mask)  # (L, S) or (N·H, L, S)
-        padding = self._as_float(call.key_padding_mask)  # (N, S)
-        if padding is not None and not self.batched:
-            padding = build.method("unsqueeze", padding, 0)
+        call, weights = self.call, None
+        q, k, v = self._projected(*self._laid_out())  # (L, N, E), (S, N, E), (S, N, E)
         if call.bias_k is not None and call.bias_v is not None:
             k, v = self._with_bias(k, call.bias_k), self._with_bias(v, call.bias_v)
-            mask, padding = self._one_more(mask), self._one_more(padding)
         q, k, v = (self._heads(t) for t in (q, k, v))  # (N·H, L, D), (N·H, S, D), (N·H, S, D)
         if call.add_zero_attn:
-            k, v = (build.function(F.pad, t, (0, 0, 0, 1)) for t in (k, v))
-            mask, padding = self._one_more(mask), self._one_more(padding)
-        mask = self._merged(mask, padding)
-        weights = None
+            k, v = (self.build.function(F.pad, t, (0, 0, 0, 1)) for t in (k, v))
         if call.explicit:
-            joined, weights = self._products(q, k, v, mask)
+            joined, weights = self._products(q, k, v, self._mask())
         else:
-            joined = self._fused(q, k, v, mask, causal_by_itself)
-        out = build.function(F.linear, joined, call.out_weight, call.out_bias, name=self._name("out_proj"))
-        if not self.batched:
-            out = build.method("squeeze", out, 1)
-        elif call.batch_first:
-            out = build.method("transpose", out, 1, 0)
-        return out, self._returned(weights) if weights is not None and call.need_weights else None
+            joined = self._fused(q, k, v, self._mask())
+        out = self.build.function(F.linear, joined, call.out_weight, call.out_bias, name=self._name("out_proj"))
+        return self._given_back(out), self._returned(weights) if call.need_weights else None
+
+    @property
+    def _causal_by_itself(self) -> bool:
+        """Whether the fused function is told that it is causal, instead of being given a mask."""
+        return self.call.is_causal and self.call.key_padding_mask is None and not self.call.explicit
+
+    def _mask(self) -> fx.Node | None:
+        """One mask of both: (L, S), or one that goes with (N, H, L, S)."""
+        mask = None if self._causal_by_itself else self._as_float(self.call.attn_mask)  # (L, S) or (N·H, L, S)
+        padding = self._as_float(self.call.key_padding_mask)  # (N, S)
+        if padding is not None and not self.batched:
+            padding = self.build.method("unsqueeze", padding, 0)
+        for more in (self.call.bias_k is not None, self.call.add_zero_attn):  # one key more, which nothing hides
+            mask, padding = (self._one_more(m) if more else m for m in (mask, padding))
+        return self._merged(mask, padding)
 
     def _laid_out(self) -> tuple[fx.Node, fx.Node, fx.Node]:
         """Query, key and value with the sequence first; of a batch, what was one tensor stays one."""
@@ -158,7 +159,6 @@ class AttentionBuilder:
         return self.build.method("masked_fill", zeros, mask, -math.inf)
 
     def _merged(self, mask: fx.Node | None, padding: fx.Node | None) -> fx.Node | None:
-        """One mask of both: (L, S), or one that goes with (N, H, L, S)."""
         if mask is not None and len(shape_of(mask) or ()) == 3:
             mask = self.build.method("unflatten", mask, 0, (-1, self.call.heads))
         if padding is None:
@@ -180,8 +180,8 @@ class AttentionBuilder:
         out = build.method("transpose", build.function(torch.bmm, weights, v), 0, 1)  # (L, N·H, D)
         return build.method("flatten", build.method("unflatten", out, 1, (-1, heads)), 2), weights
 
-    def _fused(self, q: fx.Node, k: fx.Node, v: fx.Node, mask: fx.Node | None, causal: bool) -> fx.Node:
-        build = self.build
+    def _fused(self, q: fx.Node, k: fx.Node, v: fx.Node, mask: fx.Node | None) -> fx.Node:
+        build, causal = self.build, self._causal_by_itself
         q, k, v = (build.method("unflatten", t, 0, (-1, self.call.heads)) for t in (q, k, v))  # (N, H, …, D)
         if self.call.dropout is None:
             out = build.function(F.scaled_dot_product_attention, q, k, v, attn_mask=mask, is_causal=causal)
@@ -189,7 +189,15 @@ class AttentionBuilder:
             out = build.module(self.call.dropout, q, k, v, mask, causal, name=self._name("product"))
         return build.method("flatten", build.method("permute", out, 2, 0, 1, 3), 2)
 
-    def _returned(self, weights: fx.Node) -> fx.Node:
+    def _given_back(self, out: fx.Node) -> fx.Node:
+        """From (L, N, E) to the layout of the query."""
+        if not self.batched:
+            return self.build.method("squeeze", out, 1)
+        return self.build.method("transpose", out, 1, 0) if self.call.batch_first else out
+
+    def _returned(self, weights: fx.Node | None) -> fx.Node | None:
+        if weights is None:
+            return None
         weights = self.build.method("unflatten", weights, 0, (-1, self.call.heads))
         if self.call.average_weights:
             weights = self.build.method("mean", weights, dim=1)

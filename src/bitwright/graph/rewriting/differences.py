@@ -27,14 +27,13 @@ def difference(before: Any, after: Any, tolerance: float = 0.0, where: str = "th
         return _of_tensors(before, after, tolerance, where)
     if type(before) is not type(after):
         return f"{where} was a {type(before).__name__} and is a {type(after).__name__}"
-    items = _items(before)
-    if items is None:
-        return "" if before == after or before != before else f"{where} was {before!r} and is {after!r}"
-    others = _items(after) or {}
+    items, others = _items(before), _items(after)
+    if items is None or others is None:
+        same = before == after or before != before  # NaN
+        return "" if same else f"{where} was {before!r} and is {after!r}"
     if list(items) != list(others):
         return f"{where} had the parts {list(items)} and has {list(others)}"
-    told = (difference(items[k], others[k], tolerance, f"{where}[{k!r}]") for k in items)
-    return next((line for line in told if line), "")
+    return next(filter(None, (difference(items[k], others[k], tolerance, f"{where}[{k!r}]") for k in items)), "")
 
 
 def _items(value: Any) -> dict[Any, Any] | None:

@@ -9,15 +9,11 @@ from bitwright.graph.rewriting.schedule import SCHEDULES, Schedule, Stage
 
 def order_schedules(stage: Stage) -> list[Schedule]:
     """The schedules of a stage, each after those it names; by name where nothing else is declared."""
-    known = {name: SCHEDULES.get(name) for name in SCHEDULES.names()}
-    mine = {name: schedule for name, schedule in known.items() if schedule.stage == stage}
-    earlier = {name: _before(schedule, mine, known) for name, schedule in mine.items()}
-    for name, schedule in mine.items():
-        for later in _named(schedule, schedule.before, "before", known):
-            if later in mine:
-                earlier[later].add(name)
-            elif stage == "fuse":
-                raise ConfigError(f"the schedule {name!r} of stage 'fuse' cannot run before {later!r} of 'simplify'")
+    mine = {schedule.name: schedule for schedule in SCHEDULES.values() if schedule.stage == stage}
+    earlier = {name: _before(schedule, mine) for name, schedule in mine.items()}
+    for schedule in mine.values():
+        for later in _after(schedule, mine):
+            earlier[later].add(schedule.name)
     _add_globs(mine, earlier)
     order = _sort(earlier)
     if len(order) < len(mine):
@@ -26,18 +22,27 @@ def order_schedules(stage: Stage) -> list[Schedule]:
     return [mine[name] for name in order]
 
 
-def _before(schedule: Schedule, mine: Mapping[str, Schedule], known: Mapping[str, Schedule]) -> set[str]:
-    names = _named(schedule, schedule.after, "after", known)
+def _before(schedule: Schedule, mine: Mapping[str, Schedule]) -> set[str]:
+    names = _named(schedule, schedule.after, "after")
     if schedule.stage == "simplify" and (late := sorted(names - mine.keys())):
         raise ConfigError(f"the schedule {schedule.name!r} of stage 'simplify' cannot run after {late[0]!r} of 'fuse'")
     return names & mine.keys()
 
 
-def _named(schedule: Schedule, names: tuple[str, ...], word: str, known: Mapping[str, Schedule]) -> set[str]:
+def _after(schedule: Schedule, mine: Mapping[str, Schedule]) -> set[str]:
+    names = _named(schedule, schedule.before, "before")
+    if schedule.stage == "fuse" and (early := sorted(names - mine.keys())):
+        name = schedule.name
+        raise ConfigError(f"the schedule {name!r} of stage 'fuse' cannot run before {early[0]!r} of 'simplify'")
+    return names & mine.keys()
+
+
+def _named(schedule: Schedule, names: tuple[str, ...], word: str) -> set[str]:
     for name in names:
         if name != "*" and name not in SCHEDULES:
+            meant = suggest(name, SCHEDULES.names())
             raise UnknownNameError(
-                f"the schedule {schedule.name!r} is to run {word} the unknown schedule {name!r}{suggest(name, known)}"
+                f"the schedule {schedule.name!r} is to run {word} the unknown schedule {name!r}{meant}"
             )
     return {SCHEDULES.get(name).name for name in names if name != "*"}
 

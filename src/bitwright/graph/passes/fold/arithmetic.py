@@ -82,13 +82,12 @@ class Arithmetic:
         return self._why_not_per_channel(axis)
 
     def _why_not_per_channel(self, axis: int) -> str | None:
-        shape, full = shape_of(self.constant), shape_of(self.tensor)
-        if shape is None or full is None or not is_floating(self.constant):
+        shape, full = shape_of(self.constant), shape_of(self.tensor) or ()
+        if shape is None or not is_floating(self.constant):
             return "its constant is not a float tensor"
-        wide = [d - len(shape) for d, size in enumerate(shape) if size != 1]
-        if len(shape) > len(full) or any(d != axis for d in wide) or (wide and shape[axis] != full[axis]):
-            return "its constant differs along other axes than the layer's channels"
-        return None
+        wide = {d - len(shape): size for d, size in enumerate(shape) if size != 1}
+        fits = len(shape) <= len(full) and (not wide or wide == {axis: full[axis]})
+        return None if fits else "its constant differs along other axes than the layer's channels"
 
 
 def _is_number_or_constant(value: Any) -> bool:

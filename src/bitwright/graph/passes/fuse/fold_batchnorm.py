@@ -106,32 +106,36 @@ class ReplacePattern(ReplacePatternBase):
             return f"{layer.target} before it has a norm folded in already"
         if direct and len(layer.users) > 1:
             return f"{layer.target} before it has {len(layer.users)} users"
-        if (len(norms), len(layers)) != (1, 1) and not (direct and _go_together(norms, layers)):
+        if max(len(norms), len(layers)) > 1 and not (direct and _go_together(norms, layers)):
             return "it or the layer before it is called more than once"
-        if isinstance(module, nn.Linear) and len(shape_of(layer) or ()) != 2:
-            return "it normalises another axis than the one the linear layer produces"
-        return None
+        return _why_other_axis(layer, module)
 
 
 def _is_layer(node: fx.Node, module: Any) -> bool | str:
     return is_layer(module) or f"{node_name(node)} before it is not a quantized layer with a weight"
 
 
+def _why_other_axis(layer: fx.Node, module: Any) -> str | None:
+    if not isinstance(module, nn.Linear) or len(shape_of(layer) or ()) == 2:
+        return None
+    return "it normalises another axis than the one the linear layer produces"
+
+
 def _function_fold(model: nn.Module, node: fx.Node) -> FunctionFold | str:
     """A call of ``F.batch_norm`` as a fold, or why it is not one."""
     if argument(node, 5, "training", False) is not False:
         return "it normalises by the statistics of the batch"
-    given = {name: argument(node, place, name) for name, place in _TENSORS.items()}
-    if moving := [name for name, tensor in given.items() if tensor is not None and not is_constant(tensor)]:
+    present = {name: given for name, at in _TENSORS.items() if (given := argument(node, at, name)) is not None}
+    if moving := [name for name, tensor in present.items() if not is_constant(tensor)]:
         return f"its {moving[0]} is computed from the input"
-    mean, var, weight, bias = (None if tensor is None else Expression(model, tensor) for tensor in given.values())
-    if mean is None or var is None:
+    if not {"running_mean", "running_var"} <= present.keys():
         return "it has no running statistics"
     momentum, eps = argument(node, 6, "momentum", 0.1), argument(node, 7, "eps", 1e-5)
-    if isinstance(momentum, fx.Node) or isinstance(eps, fx.Node):
+    if fx.Node in (type(momentum), type(eps)):
         return "its momentum or eps is computed"
-    owner = mean.owner if isinstance(mean.owner, NORMS) else None
-    return FunctionFold(mean, var, weight, bias, getattr(owner, "momentum", momentum), eps, owner)
+    values = {name: Expression(model, tensor) for name, tensor in present.items()}
+    mean, var = values["running_mean"], values["running_var"]
+    return FunctionFold(mean, var, values.get("weight"), values.get("bias"), momentum, eps)
 
 
 def _go_together(norms: list[fx.Node], layers: list[fx.Node]) -> bool:

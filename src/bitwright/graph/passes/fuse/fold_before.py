@@ -100,15 +100,16 @@ class ReplacePattern(FoldPattern):
     def _why_not_channels(self, before: fx.Node, found: Arithmetic | None, modules: dict[str, Any]) -> str | None:
         """Why a norm or arithmetic is not a map of the layer's input channels that its outputs all see alike."""
         axis = channel_axis(modules["layer"])
-        if found is None and modules["before"].running_mean is None:
-            return "it has no running statistics"
-        if found is None and len(shape_of(before) or ()) + axis != 1:
-            return "it normalises another axis than the one the layer sums over"
         if found is not None and found.divides_by_tensor:
             return "it divides by the layer's input"
-        if found is not None and (reason := found.why_not(axis, lambda: self.written)):
-            return reason
-        return _why_no_shift(modules["layer"]) if found is None or found.shifts else None
+        if found is not None:
+            reason = found.why_not(axis, lambda: self.written)
+            return reason or (_why_no_shift(modules["layer"]) if found.shifts else None)
+        if modules["before"].running_mean is None:
+            return "it has no running statistics"
+        if len(shape_of(before) or ()) + axis != 1:
+            return "it normalises another axis than the one the layer sums over"
+        return _why_no_shift(modules["layer"])
 
 
 def _is_norm_or_arithmetic(node: fx.Node, module: Any) -> bool:

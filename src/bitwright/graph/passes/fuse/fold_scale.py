@@ -16,8 +16,8 @@ from bitwright.graph.facts import shape_of
 from bitwright.graph.match import InputMatchType, MatcherNode
 from bitwright.graph.passes.fold.arithmetic import OPERATORS, Arithmetic
 from bitwright.graph.passes.fold.pattern import FoldPattern, is_layer
-from bitwright.graph.passes.simplify.merge_reshapes import permutation
 from bitwright.graph.rewriting.schedule import register_schedule
+from bitwright.graph.sizes import permutation
 from bitwright.graph.walks import between, operator_called
 from bitwright.nn.channels import channel_axis
 from bitwright.nn.layer import QuantLayer

@@ -54,8 +54,10 @@ class Pair:
         """All that have a part in it."""
         return [module for module in (self.first, self.second, self.norm) if module is not None]
 
-    def why_unfit(self) -> str | None:
-        """Why no factor can go from the first layer to the second."""
+    def why_unfit(self, rank: int) -> str | None:
+        """Why no factor can go from the first layer, whose result has ``rank`` dimensions, to the second."""
+        if self.norm is not None and isinstance(self.first, nn.Linear) and rank != 2:
+            return "the norm between them is on another axis"
         if isinstance(self.first, nn.Linear) != isinstance(self.second, nn.Linear):
             return "their channels are on different axes"
         if self.norm is not None and self.norm.weight is None:
@@ -172,15 +174,17 @@ class ReplacePattern(ReplacePatternBase):
         if isinstance(modules["second"], nn.Linear) and any(kind.pool for _, kind in way):
             return False  # a pool mixes what a linear layer takes for channels
         pair = self._pair(first, second)
-        split = next((n for n in (*(n for n, _ in way), first) if len(n.users) > 1), None)
-        reason = None if split is None else f"{split.name} has {len(split.users)} users"
-        if pair.norm is not None and isinstance(pair.first, nn.Linear) and len(shape_of(way[-1][0]) or ()) != 2:
-            reason = "the norm between them is on another axis"
-        reason = reason or self._why_shared(pair) or pair.why_unfit()
+        reason = self._why_seen([*dict(way), first]) or self._why_shared(pair)
+        reason = reason or pair.why_unfit(len(shape_of(first) or ()))
         return True if reason is None else f"{pair.name}, {reason}"
 
+    def _why_seen(self, nodes: list[fx.Node]) -> str | None:
+        """Who else reads a tensor that is divided by the factor."""
+        split = next((node for node in nodes if len(node.users) > 1), None)
+        return None if split is None else f"{split.name} has {len(split.users)} users"
+
     def _why_shared(self, pair: Pair) -> str | None:
-        """Who else would see the factor."""
+        """Who else uses a parameter that takes the factor."""
         for module in pair.modules:
             if len(self.calls[module]) > 1:
                 return f"{self.calls[module][0].target} is called more than once"

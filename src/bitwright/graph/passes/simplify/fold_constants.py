@@ -17,6 +17,7 @@ from bitwright.graph.purity import only_computes, written_attributes
 from bitwright.graph.rewriting.schedule import register_schedule
 from bitwright.torch_internals import is_saved
 
+_CALLS = ("call_function", "call_method")
 LARGEST = 2**24  # values: larger results are left to be computed
 
 
@@ -31,8 +32,9 @@ def fold_constants(model: CapturedModel, persistent: bool = False) -> list[str]:
     found = _computed_from_attributes(model, persistent)
     evaluate = Evaluator(model)
     notes = []
-    for node in [n for n in found if n.op != "get_attr" and facts(n).tensor is not None]:
-        reason = found[node]
+    for node, reason in found.items():
+        if node.op == "get_attr" or facts(node).tensor is None:
+            continue
         if not reason and any(found.get(user, "is not constant") for user in node.users):
             notes.append(_fold(model, node, evaluate))
         elif reason.startswith("buffer") and any(user not in found for user in node.users):
@@ -42,15 +44,15 @@ def fold_constants(model: CapturedModel, persistent: bool = False) -> list[str]:
 
 def _computed_from_attributes(model: CapturedModel, persistent: bool) -> dict[fx.Node, str]:
     """The nodes that no input reaches, each with a reason if it may change all the same."""
-    found = {n: _why_changing(model, n, persistent) for n in model.graph.nodes if n.op == "get_attr"}
-    if found:
-        written = written_attributes(model)
-        found.update({n: "the model writes into it" for n in found if str(n.target) in written and not found[n]})
-    for node in model.graph.nodes if found else ():
+    reads = [node for node in model.graph.nodes if node.op == "get_attr"]
+    if not reads:
+        return {}
+    written = written_attributes(model)
+    found = {node: _why_changing(model, str(node.target), written, persistent) for node in reads}
+    for node in model.graph.nodes:
         inputs = node.all_input_nodes
-        calls = node.op in ("call_function", "call_method") and inputs
-        if calls and all(n in found for n in inputs) and only_computes(node, model):
-            found[node] = next((found[n] for n in inputs if found[n]), "")
+        if inputs and found.keys() >= set(inputs) and node.op in _CALLS and only_computes(node, model):
+            found[node] = next(filter(None, map(found.__getitem__, inputs)), "")
     return found
 
 
@@ -69,12 +71,13 @@ def _fold(model: CapturedModel, node: fx.Node, evaluate: Evaluator) -> str:
     return f"computed {node.name} once"
 
 
-def _why_changing(model: CapturedModel, node: fx.Node, persistent: bool) -> str:
-    """Why a tensor that the graph reads may change, but for the model writing into it."""
-    target = str(node.target)
+def _why_changing(model: CapturedModel, target: str, written: set[str], persistent: bool) -> str:
+    """Why a tensor that the graph reads may change."""
     owner_name, _, name = target.rpartition(".")
     owner = model.get_submodule(owner_name)
     if isinstance(attribute_of(model, target), nn.Parameter):
         return "parameters train"
+    if target in written:
+        return "the model writes into it"
     saved = is_saved(owner, name)
     return f"buffer {target} may be loaded anew" if saved and not persistent else ""

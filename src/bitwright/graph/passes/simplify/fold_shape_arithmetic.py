@@ -7,10 +7,10 @@ image, sequence) stay symbolic, so the model goes on taking other ones.
 from torch import fx
 
 from bitwright.graph.build import replace
-from bitwright.graph.capture.sizes import Sizes
 from bitwright.graph.facts import facts
 from bitwright.graph.model import CapturedModel
 from bitwright.graph.rewriting.schedule import register_schedule
+from bitwright.graph.sizes import Sizes
 
 
 @register_schedule("fold_shape_arithmetic", stage="simplify", after=("split_attention", "decompose_attention"))

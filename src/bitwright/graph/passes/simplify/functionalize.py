@@ -6,7 +6,7 @@ so that none of them is quantized. Writes into parameters, buffers and graph inp
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import fx, nn
@@ -37,20 +37,22 @@ def functionalize(model: CapturedModel) -> list[str]:
     notes: list[str] = []
     free: set[Any] = set()
     bound: set[Any] = set()  # modules that have to stay in place at some call
-    for node in [n for n in model.graph.nodes if writes(n, model)]:
-        written, module = first_input(node), module_of(node, model)
-        if written is None:
-            continue
+    for node in [n for n in model.graph.nodes if writes(n, model) and first_input(n) is not None]:
+        written, module = cast("fx.Node", first_input(node)), module_of(node, model)
         _read_result(written, node, order)
         reason = _why_in_place(node, written, module, order)
         (bound if reason else free).add(module)
         notes.append(f"{node.name} stays in place: {reason}" if reason else f"{node.name} is functional")
     for module in free - bound - {None}:
         module.inplace = False
+    _forget_sharing(model)
+    return notes
+
+
+def _forget_sharing(model: CapturedModel) -> None:
     for node in model.graph.nodes:
         if facts(node).shares:
             set_facts(node, shares=())
-    return notes
 
 
 def _read_result(written: fx.Node, node: fx.Node, order: dict[fx.Node, int]) -> None:
@@ -62,18 +64,22 @@ def _read_result(written: fx.Node, node: fx.Node, order: dict[fx.Node, int]) -> 
 
 def _why_in_place(node: fx.Node, written: fx.Node, module: nn.Module | None, order: dict[fx.Node, int]) -> str | None:
     """Make one operation functional, or mark all that share its memory and tell why it stays."""
-    family = _sharing_memory(written, node)
-    readers = [m for m in family if m is not written and any(order[u] > order[node] for u in m.users)]
+    family = _sharing_memory(written, node)  # after ``node``, nobody reads ``written`` itself any more
+    readers = [member for member in family if _is_read_after(member, node, order)]
     if readers:
         for member in (*family, node):
             set_facts(member, written=True)
         return f"{readers[0].name} shares the memory it writes to"
-    if any(m.op in ("placeholder", "get_attr") for m in family):
+    if {member.op for member in family} & {"placeholder", "get_attr"}:
         return "it writes to an input, a parameter or a buffer"
     if _changes_dtype(node, written) or (module is None and not _make_functional(node)):
         return "it has no functional form"
     set_facts(node, shares=())
     return None
+
+
+def _is_read_after(member: fx.Node, node: fx.Node, order: dict[fx.Node, int]) -> bool:
+    return any(order[user] > order[node] for user in member.users)
 
 
 def _sharing_memory(start: fx.Node, without: fx.Node) -> list[fx.Node]:

@@ -9,17 +9,17 @@ import torch
 from torch import fx
 
 from bitwright.graph.build import NodeBuilder
-from bitwright.graph.facts import facts, shape_of
+from bitwright.graph.facts import facts
 from bitwright.graph.match import InputMatchType, MatcherNode
 from bitwright.graph.model import CapturedModel
 from bitwright.graph.rewriting.replace import ReplacePatternBase
 from bitwright.graph.rewriting.schedule import register_schedule
+from bitwright.graph.sizes import permutation
 
 _RESHAPES = {"reshape", "view", torch.reshape}
 # What only changes the shape: the reshape after it does not need it.
 _SHAPE_ONLY = _RESHAPES | {"flatten", torch.flatten, "unsqueeze", torch.unsqueeze, "squeeze", torch.squeeze}
-_PERMUTES = {"permute", torch.permute}
-_TRANSPOSES = {"transpose", torch.transpose, "swapaxes", torch.swapaxes}
+_PERMUTATIONS = {"permute", torch.permute, "transpose", torch.transpose, "swapaxes", torch.swapaxes}
 
 
 @register_schedule("merge_reshapes", stage="simplify", after=("unbind_to_select", "remove_identity", "remove_dropout"))
@@ -30,7 +30,7 @@ class ReplacePattern(ReplacePatternBase):
 
     def make_ops(self) -> list[MatcherNode]:
         """Two views, the second of the first."""
-        views = [*_SHAPE_ONLY, *_PERMUTES, *_TRANSPOSES]
+        views = [*_SHAPE_ONLY, *_PERMUTATIONS]
         return [
             MatcherNode("before", None, views, _is_unwritten),
             MatcherNode("view", ["before"], views, _is_unwritten, InputMatchType.FIRST),
@@ -73,23 +73,6 @@ class ReplacePattern(ReplacePatternBase):
         merged = NodeBuilder(model, view).function(torch.permute, source, tuple(order))
         self.note(f"merged {before.name} and {view.name} into {merged.name}")
         return merged
-
-
-def permutation(node: fx.Node) -> list[int] | None:
-    """The order in which a permutation puts dimensions, if a node is one and the order is known."""
-    shape = shape_of(node)
-    if node.target not in _PERMUTES | _TRANSPOSES or not shape or node.kwargs:
-        return None
-    given = node.args[1] if len(node.args) == 2 and isinstance(node.args[1], tuple | list) else node.args[1:]
-    wanted = [d % len(shape) for d in given if isinstance(d, int)]
-    if len(wanted) != (len(shape) if node.target in _PERMUTES else 2):
-        return None
-    if node.target in _PERMUTES:
-        return wanted
-    order = list(range(len(shape)))
-    a, b = wanted
-    order[a], order[b] = b, a
-    return order
 
 
 def _are_reshapes(before: fx.Node, view: fx.Node) -> bool:

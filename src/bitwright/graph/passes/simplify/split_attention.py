@@ -27,6 +27,7 @@ from bitwright.torch_internals import has_hooks
 
 _TENSORS = ("query", "key", "value", "key_padding_mask", "attn_mask")
 _OPTIONS = ("need_weights", "average_attn_weights", "is_causal", "num_heads", "add_zero_attn")
+_MODULE, _FUNCTION = (inspect.signature(f) for f in (nn.MultiheadAttention.forward, F.multi_head_attention_forward))
 _PROJECTION = type(nn.MultiheadAttention(2, 1).out_proj)
 _SAME = ("bias_k", "bias_v", "add_zero_attn", "key_padding_mask", "attn_mask", "need_weights", "is_causal")
 
@@ -47,7 +48,7 @@ class ReplacePattern(ReplacePatternBase):
     ) -> tuple[fx.Node, fx.Node | None]:
         """Write its parts into the graph: the result and the weights, if they are needed."""
         node, called = nodes_dict["attention"], modules_dict["attention"]
-        given = _arguments(node, called)
+        given = _arguments(node)
         if isinstance(called, nn.MultiheadAttention):
             build = NodeBuilder(model, node, scope=str(node.target))
             call = _of_module(build, called, given)
@@ -57,24 +58,27 @@ class ReplacePattern(ReplacePatternBase):
         return AttentionBuilder(build, call).write()
 
 
-def _arguments(node: fx.Node, called: Any) -> dict[str, Any]:
+def _arguments(node: fx.Node) -> dict[str, Any]:
     """All arguments of a call by name, with the defaults."""
-    function = nn.MultiheadAttention.forward if node.op == "call_module" else called
-    first = (None,) if node.op == "call_module" else ()
-    bound = inspect.signature(function).bind(*first, *node.args, **node.kwargs)
+    if node.op == "call_module":
+        bound = _MODULE.bind(None, *node.args, **node.kwargs)
+    else:
+        bound = _FUNCTION.bind(*node.args, **node.kwargs)
     bound.apply_defaults()
     return bound.arguments
 
 
 def _may_be_split(node: fx.Node, called: Any) -> bool | str:
-    given = _arguments(node, called)
-    for name in _TENSORS:
-        if (given[name] is not None or name in _TENSORS[:3]) and shape_of(given[name]) is None:
-            return f"its {name} is not a tensor"
+    given = _arguments(node)
+    needed = [name for name in _TENSORS if name in _TENSORS[:3] or given[name] is not None]
+    if unknown := [name for name in needed if shape_of(given[name]) is None]:
+        return f"its {unknown[0]} is not a tensor"
     if any(isinstance(given.get(name), fx.Node) for name in _OPTIONS):
         return "its options are computed"
-    if node.op == "call_module":
-        return _module_may_be_split(called)
+    return _module_may_be_split(called) if node.op == "call_module" else _function_may_be_split(given)
+
+
+def _function_may_be_split(given: dict[str, Any]) -> bool | str:
     if given["training"] is not False and given["dropout_p"] != 0:
         return "it drops in evaluation too"
     return (given["static_k"] is None and given["static_v"] is None) or "its keys or values are given already"
@@ -130,8 +134,12 @@ def _of_module(build: NodeBuilder, module: nn.MultiheadAttention, given: dict[st
 
 def _takes_fast_path(module: nn.MultiheadAttention, given: dict[str, Any]) -> bool:
     """Whether torch evaluates this call with its native kernel, which multiplies as the written-out products do."""
-    one = given["query"] is given["key"] and given["key"] is given["value"]
-    plain = not any(is_floating(given[name]) for name in _TENSORS[3:])
-    own = module.bias_k is None and not module.add_zero_attn and module.in_proj_bias is not None
-    packed = module._qkv_same_embed_dim and module.batch_first and module.num_heads % 2 == 0
-    return one and plain and own and packed and len(shape_of(given["query"]) or ()) == 3
+    tensors = {given[name] for name in _TENSORS[:3]}
+    return all(
+        (
+            len(tensors) == 1 and len(shape_of(given["query"]) or ()) == 3,
+            not is_floating(given["key_padding_mask"]) and not is_floating(given["attn_mask"]),
+            module.bias_k is None and not module.add_zero_attn and module.in_proj_bias is not None,
+            module._qkv_same_embed_dim and module.batch_first and module.num_heads % 2 == 0,
+        )
+    )

@@ -6,6 +6,7 @@ So every part is a tensor that a quantizer can stand after. The parts of ``chunk
 if their sizes are the same for all inputs.
 """
 
+import itertools
 import operator
 from typing import Any
 
@@ -13,11 +14,11 @@ import torch
 from torch import fx
 
 from bitwright.graph.build import NodeBuilder, argument
-from bitwright.graph.capture.sizes import Sizes
 from bitwright.graph.facts import facts, shape_of
 from bitwright.graph.match import MatcherNode
 from bitwright.graph.rewriting.replace import ReplacePatternBase, ReplaceStrategy
 from bitwright.graph.rewriting.schedule import register_schedule
+from bitwright.graph.sizes import Sizes
 
 _UNBIND = {"unbind", torch.unbind}
 _CHUNK = {"chunk", torch.chunk}
@@ -73,13 +74,17 @@ class ReplacePattern(ReplacePatternBase):
             return "its dimension is computed"
         if node.target in _UNBIND:
             return [(torch.select, dimension, i) for i in range(shape[dimension])]
-        self.sizes = self.sizes or Sizes(self.model.graph, dict(self.model.named_modules()))
-        known = self.sizes.of(source) or (None,) * len(shape)
-        lengths = _lengths(node, known[dimension])
+        lengths = _lengths(node, self._size(source, dimension))
         if isinstance(lengths, str):
             return lengths
-        starts = [sum(lengths[:i]) for i in range(len(lengths))]
-        return [(torch.narrow, dimension, start, length) for start, length in zip(starts, lengths, strict=True)]
+        starts = itertools.accumulate(lengths, initial=0)
+        return [(torch.narrow, dimension, start, length) for start, length in zip(starts, lengths, strict=False)]
+
+    def _size(self, tensor: fx.Node, dimension: int) -> int | None:
+        """A size of a tensor, if it is the same for all inputs."""
+        self.sizes = self.sizes or Sizes(self.model.graph, dict(self.model.named_modules()))
+        known = self.sizes.of(tensor)
+        return known[dimension] if known else None
 
 
 def _reads_one(user: fx.Node, count: int) -> bool:
@@ -88,8 +93,8 @@ def _reads_one(user: fx.Node, count: int) -> bool:
 
 
 def _lengths(node: fx.Node, size: int | None) -> list[int] | str:
-    names = ("chunks",) if node.target in _CHUNK else ("split_size_or_sections", "split_size", "split_sizes")
-    wish: Any = next((node.kwargs[n] for n in names if n in node.kwargs), node.args[1] if len(node.args) > 1 else None)
+    names = {"chunks", "split_size_or_sections", "split_size", "split_sizes"} & node.kwargs.keys()
+    wish: Any = node.kwargs[names.pop()] if names else (*node.args, None)[1]
     if isinstance(wish, tuple | list) and all(isinstance(w, int) for w in wish):
         return list(wish)
     if not isinstance(wish, int):
