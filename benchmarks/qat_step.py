@@ -9,7 +9,6 @@ either frozen, which is the default, or goes by the batch.
 """
 
 import copy
-import dataclasses
 import os
 import time
 import weakref
@@ -31,9 +30,7 @@ from bitwright.methods import parameter_groups
 
 RUNS = int(os.environ.get("QAT_STEP_RUNS", "8"))
 CASES = (("resnet18", 16, 112), ("mobilenet_v2", 16, 112), ("resnet18", 16, 64), ("mobilenet_v2", 16, 64))
-ACADEMIC = dataclasses.replace(
-    ONNXRUNTIME, activation_formats=frozenset(), weight_formats=frozenset(), name="academic-bench"
-)
+ACADEMIC = ONNXRUNTIME.with_(name="academic-bench", weights={"formats": ()}, activations={"formats": ()})
 RECIPE = {
     "weight": {"spec": "int4 narrow channel:0", "method": "LearnableFakeQuantize"},
     "activation": {"spec": "uint4 affine", "method": "LearnableFakeQuantize"},
