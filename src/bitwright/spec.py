@@ -2,7 +2,6 @@
 
 import re
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -43,6 +42,13 @@ class NumberFormat:
     def floating(self) -> bool:
         """Whether the numbers have an exponent (fp8): their grid is not uniform."""
         return self.name in _FP8
+
+    @property
+    def limits(self) -> tuple[int, int]:
+        """The lowest and the highest number."""
+        if self.floating:
+            return -_FP8[self.name][1], _FP8[self.name][1]
+        return (-(1 << (self.bits - 1)), (1 << (self.bits - 1)) - 1) if self.signed else (0, (1 << self.bits) - 1)
 
     @property
     def storage(self) -> torch.dtype:
@@ -108,6 +114,10 @@ class QuantSpec:
         power_of_two: every scale is 2**k.
         granularity: one scale per tensor, per channel or per group.
 
+    Attributes:
+        qmin: the lowest integer, or number of fp8.
+        qmax: the highest.
+
     A spec prints as text that :meth:`parse` reads back: ``int8 symmetric narrow channel:0``.
     """
 
@@ -116,6 +126,8 @@ class QuantSpec:
     narrow: bool = False
     power_of_two: bool = False
     granularity: Granularity = field(default_factory=PerTensor)
+    qmin: int = field(init=False, repr=False, compare=False)
+    qmax: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if isinstance(self.format, str):
@@ -128,6 +140,9 @@ class QuantSpec:
             raise ConfigError(f"narrow range is for signed formats only, not for {self.format}")
         if self.format.floating and (self.narrow or not self.symmetric):
             raise ConfigError(f"{self.format} is symmetric and has no narrow range")
+        lowest, highest = self.format.limits
+        object.__setattr__(self, "qmin", lowest + int(self.narrow))
+        object.__setattr__(self, "qmax", highest)
 
     @classmethod
     def parse(cls, text: "str | QuantSpec") -> "QuantSpec":
@@ -154,20 +169,6 @@ class QuantSpec:
             power_of_two="pot" in flags,
             granularity=_parse_granularity(grains[0], text) if grains else PerTensor(),
         )
-
-    @cached_property
-    def qmin(self) -> int:
-        """The lowest integer, or number of fp8."""
-        if self.format.floating:
-            return -self.qmax
-        return -(1 << (self.format.bits - 1)) + int(self.narrow) if self.format.signed else 0
-
-    @cached_property
-    def qmax(self) -> int:
-        """The highest integer, or number of fp8."""
-        if self.format.floating:
-            return _FP8[self.format.name][1]
-        return (1 << (self.format.bits - int(self.format.signed))) - 1
 
     @property
     def bits(self) -> int:
