@@ -14,6 +14,7 @@ between them exactly, and nothing of size values × levels is made.
 """
 
 import itertools
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -33,18 +34,15 @@ _NAME = "APoTFakeQuantize"
 
 def _look_up(v: Tensor, table: Tensor) -> Tensor:
     """The levels nearest to values from -1 to 1; NaN stays NaN."""
-    known = v == v
-    level = table.to(v.dtype)[(torch.where(known, v.abs(), 0.0) * (table.shape[0] - 1)).to(torch.int32)]
-    return torch.where(known, torch.where(v < 0, -level, level), v)
+    level = table.to(v.dtype)[(v.abs() * (table.shape[0] - 1)).to(torch.int32).clamp(min=0)]  # NaN has any integer
+    return torch.where(v.isnan(), v, torch.where(v < 0, -level, level))
 
 
-@Fused
 def _values(x: Tensor, scale: PerScale, table: Tensor, signed: bool) -> Tensor:
     v = torch.div(wide(x), scale).clamp(-1.0 if signed else 0.0, 1.0)
     return (_look_up(v, table) * scale).to(x.dtype)
 
 
-@Fused
 def _gradients(x: Tensor, grad: PerValue, scale: PerScale, table: Tensor, signed: bool) -> tuple[Tensor, Tensor]:
     raw = torch.div(wide(x), scale)
     v = raw.clamp(-1.0 if signed else 0.0, 1.0)
@@ -52,7 +50,8 @@ def _gradients(x: Tensor, grad: PerValue, scale: PerScale, table: Tensor, signed
     return grad * inside, total(wide(grad) * (_look_up(v, table) - torch.where(inside, v, 0.0)))
 
 
-level_quantize = kernel_operator("level_quantize", _values, _gradients, learned=("scale",))
+_in_bounds = partial(Fused, assert_indirect_indexing=False)  # no look-up goes beyond the table
+level_quantize = kernel_operator("level_quantize", _in_bounds(_values), _in_bounds(_gradients), learned=("scale",))
 
 
 def nearest_table(levels: Tensor) -> Tensor:

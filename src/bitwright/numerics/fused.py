@@ -40,11 +40,13 @@ class Fused:
         function: takes a tensor in canonical form and its parameters, see :mod:`bitwright.numerics.kernel_operator`.
         exact: whether eager and compiled code give the same bits for each value of ``x``; if not, the last ones may
             differ. Sums over many values may always do so.
+        options: further options of the compiler (``torch._inductor.config``).
     """
 
-    def __init__(self, function: Callable[..., Any], *, exact: bool = True) -> None:
+    def __init__(self, function: Callable[..., Any], *, exact: bool = True, **options: Any) -> None:
         self.eager = function
         self.exact = exact
+        self._options = options
         self.kinds = kinds_of(function)
         self.__doc__ = function.__doc__
         self._kernels: dict[Hashable, Callable[..., Any]] = {}
@@ -66,11 +68,12 @@ class Fused:
             return self.eager(x, *args)
 
     def _worth_compiling(self, x: Tensor) -> bool:
-        mode, size = os.environ.get("BITWRIGHT_COMPILE", "auto"), x.numel()
-        if size < SMALL or mode == "0" or torch.compiler.is_compiling() or type(x) not in (Tensor, nn.Parameter):
+        size = x.numel()
+        if size < SMALL or torch.compiler.is_compiling() or type(x) not in (Tensor, nn.Parameter):
             return False
-        if mode == "1":
-            return True
+        mode = os.environ.get("BITWRIGHT_COMPILE", "auto")
+        if mode in ("0", "1"):
+            return mode == "1"
         self._work += size
         return self._work > WARM_UP
 
@@ -87,7 +90,7 @@ class Fused:
 
     def _proved(self, x: Tensor, args: tuple[Any, ...]) -> Callable[..., Any]:
         try:
-            kernel = _compile(self.eager, len(self._kernels))
+            kernel = _compile(self.eager, len(self._kernels), self._options)
             runs = partial(_detached, kernel), partial(_detached, self.eager)
             found = difference(*runs, (x, *args), [*self.kinds.values()], self.exact)
         except Exception as error:
@@ -107,9 +110,17 @@ class Fused:
 
 def _layout(x: Tensor, args: tuple[Any, ...]) -> Hashable:
     """What a compiled kernel is good for: torch.compile would recompile for anything else."""
-    modes = (torch.is_inference_mode_enabled(), torch.is_autocast_enabled(x.device.type), torch.get_num_threads())
-    shape = tuple([n == 1 for n in x.shape])
-    return (x.dtype, x.device, shape, modes, *[a.dtype if isinstance(a, Tensor) else _constant(a) for a in args])
+    device = x.device
+    return (
+        x.dtype,
+        device,
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.is_autocast_enabled(device.type),
+        torch.get_num_threads(),
+        *[n == 1 for n in x.shape],
+        *[a.dtype if isinstance(a, Tensor) else _constant(a) for a in args],
+    )
 
 
 def _constant(value: object) -> Hashable:
@@ -119,11 +130,10 @@ def _constant(value: object) -> Hashable:
 
 def _detached(kernel: Callable[..., Any], *args: Any) -> Any:  # noqa: ANN401
     # Detached, a view does not know the tensor it is a view of: torch.compile would recompile for its strides.
-    with torch.no_grad():
-        return kernel(*[a.detach() if isinstance(a, Tensor) else a for a in args])
+    return kernel(*[a.detach() if isinstance(a, Tensor) else a for a in args])
 
 
-def _compile(function: Callable[..., Any], number: int) -> Callable[..., Any]:
+def _compile(function: Callable[..., Any], number: int, more: dict[str, Any]) -> Callable[..., Any]:
     """Compile a copy of the function: torch.compile counts recompilations by code object.
 
     torch keeps compiled kernels on disk and loads one of another vector width without a word, which then leaves values
@@ -131,7 +141,7 @@ def _compile(function: Callable[..., Any], number: int) -> Callable[..., Any]:
     """
     code = function.__code__.replace(co_name=f"{function.__name__}_{number}")
     copy = types.FunctionType(code, function.__globals__, code.co_name, function.__defaults__, function.__closure__)
-    options = dict(_ONE_LOOP)
+    options = _ONE_LOOP | more
     if platform.machine().lower() in ("x86_64", "amd64"):
         options["cpp.simdlen"] = _VECTOR_BITS.get(torch.backends.cpu.get_cpu_capability())
     return torch.compile(copy, dynamic=True, fullgraph=True, options=options)

@@ -122,7 +122,8 @@ def _arranged(at: Canonical, x: Tensor, params: Iterable[tuple[Kind, Any]]) -> l
     arranged = []
     for kind, param in params:
         if kind is PerScale:
-            arranged.append(at.params(param).to(dtype))
+            shaped = at.params(param)
+            arranged.append(shaped if shaped.dtype is dtype else shaped.to(dtype))
         else:
             arranged.append(at.like(param, x) if kind is PerValue else param)
     return arranged

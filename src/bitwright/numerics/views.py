@@ -38,7 +38,9 @@ class Canonical(NamedTuple):
 
     def restore(self, result: Tensor) -> Tensor:
         """Give a result in canonical form the tensor's own shape and memory order."""
-        restored = result.reshape(self.shape).permute(_inverse(self.order))
+        restored = result.reshape(self.shape)
+        if self.order != tuple(range(len(self.order))):
+            restored = restored.permute(_inverse(self.order))
         if self.grouped is None:
             return restored
         return torch.empty_like(self.grouped, dtype=result.dtype).copy_(restored)
@@ -81,17 +83,12 @@ def broadcast(param: Tensor, x: Tensor, axis: int | None, group: int | None) -> 
 
 def _in_memory_order(x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
     """The tensor permuted such that it is contiguous, and how; a copy if it is a slice, or expanded."""
-    order = _memory_order(x)
-    if not x.permute(order).is_contiguous():
-        x = x.clone()  # it lies in the order that torch gives to results
-        order = _memory_order(x)
-    return x.permute(order), order
-
-
-def _memory_order(x: Tensor) -> tuple[int, ...]:
     if x.is_contiguous():
-        return tuple(range(x.ndim))
-    return tuple(sorted(range(x.ndim), key=lambda d: (-x.stride(d), d)))
+        return x, tuple(range(x.ndim))
+    order = tuple(sorted(range(x.ndim), key=lambda d: (-x.stride(d), d)))
+    moved = x.permute(order)
+    # A copy of what no permutation makes contiguous lies in the order that torch gives to results.
+    return (moved, order) if moved.is_contiguous() else _in_memory_order(x.clone())
 
 
 def _inverse(order: tuple[int, ...]) -> list[int]:
