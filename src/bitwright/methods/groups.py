@@ -26,11 +26,12 @@ def parameter_groups(
     Returns:
         The group ``"model"`` and, if quantizers learn anything, the group ``"quantizers"``; frozen ones are left out.
     """
-    learned = {id(p) for m in model.modules() if isinstance(m, Method) for p in m.parameters()}
-    trained = [p for p in model.parameters() if p.requires_grad]
-    if not trained:
+    learned = {id(p) for p in nn.ModuleList(m for m in model.modules() if isinstance(m, Method)).parameters()}
+    rest, own = [], []
+    for p in filter(lambda p: p.requires_grad, model.parameters()):
+        (own if id(p) in learned else rest).append(p)
+    if not rest and not own:
         raise ConfigError(f"no Parameter of the {type(model).__name__} asks for a gradient: there is nothing to train")
-    rest, own = ([p for p in trained if (id(p) in learned) is wanted] for wanted in (False, True))
     groups: list[dict[str, Any]] = [
         {"name": "model", "params": rest, "lr": lr, "weight_decay": weight_decay},
         {"name": "quantizers", "params": own, "lr": lr if quantizer_lr is None else quantizer_lr, "weight_decay": 0.0},

@@ -36,17 +36,18 @@ def learned_step(method: Method, x: Tensor, divisor: Tensor | None = None) -> Te
     """
     if type(method) is not LearnableFakeQuantize or not torch.is_grad_enabled() or torch.compiler.is_compiling():
         return None
-    spec, known = method.spec, method._parameters
-    scale, zero_point = known["scale"], known.get("zero_point")
-    if scale is None or x.dtype is not torch.float32 or scale.dtype is not torch.float32 or not x.numel():
+    scale, zero_point = method._parameters["scale"], method._parameters.get("zero_point")
+    if scale is None or method.group is not None or (zero_point is None and not method.spec.symmetric):
         return None
-    if method.group is not None or (zero_point is None and not spec.symmetric):
+    if not _fits(x, scale, divisor):
         return None
+    return _LearnedStep.apply(x, scale, zero_point, divisor, _Grid.of(method, x, scale))
+
+
+def _fits(x: Tensor, scale: Tensor, divisor: Tensor | None) -> bool:
     if divisor is not None and divisor.shape != scale.shape:
-        return None
-    factor = method.gradient_factor(x, scale) if method.use_grad_scaling else 1.0
-    axis = None if method.axis is None else method.axis % x.ndim
-    return _LearnedStep.apply(x, scale, zero_point, divisor, _Grid(spec.qmin, spec.qmax, axis, factor))
+        return False
+    return x.dtype is torch.float32 and scale.dtype is torch.float32 and x.numel() > 0
 
 
 class _Grid(NamedTuple):
@@ -54,6 +55,12 @@ class _Grid(NamedTuple):
     qmax: int
     axis: int | None
     factor: float
+
+    @classmethod
+    def of(cls, method: LearnableFakeQuantize, x: Tensor, scale: Tensor) -> "_Grid":
+        factor = method.gradient_factor(x, scale) if method.use_grad_scaling else 1.0
+        axis = None if method.axis is None else method.axis % x.ndim
+        return cls(method.spec.qmin, method.spec.qmax, axis, factor)
 
     def shaped(self, x: Tensor, *params: Tensor | None) -> list[Any]:
         """Parameters with one value per step, to broadcast against ``x``; then the ends."""

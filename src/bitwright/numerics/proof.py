@@ -78,13 +78,15 @@ def _inputs(args: Sequence[Any], kinds: Sequence[Kind], sizes: tuple[int, ...]) 
     """Arguments of the same layout as ``args``."""
     x, *params = args
     shape, random = _shape(x.shape, sizes), torch.Generator().manual_seed(0)
+    units, ends = [], []
     for place, (param, kind) in enumerate(zip(params, kinds, strict=True)):
-        if param is not None and kind is PerValue:
+        if isinstance(param, Tensor) and kind is PerValue:
             params[place] = (torch.randn(shape, generator=random) * 2).to(param)
-        elif param is not None and kind is PerScale and len(shape) > 1:
-            params[place] = _for_channels(param, shape[1])
-    units = [p for p, k in zip(params, kinds, strict=True) if p is not None and k is PerScale]
-    ends = [p + d for p in params if type(p) is int for d in (0, -0.5, 0.5, -1, 1)]
+        elif isinstance(param, Tensor) and kind is PerScale:
+            params[place] = param if param.ndim == 0 else _for_channels(param, shape[1])
+            units.append(params[place])
+        elif kind is int:
+            ends += [param, param - 0.5, param + 0.5, param - 1, param + 1]
     multiples = torch.tensor([*ends, *MULTIPLES, *(-m for m in MULTIPLES)])
     multiples = torch.cat([multiples, torch.randn(RANDOM, generator=random) * 5]).to(x.device)
     return [_values([*units, torch.ones((), device=x.device)], multiples, shape).to(x.dtype), *params]

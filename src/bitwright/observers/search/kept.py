@@ -39,44 +39,56 @@ def search_kept(values: Tensor, lo: Tensor, hi: Tensor, spec: QuantSpec, p: floa
     reach = (torch.maximum(-lo, hi) if spec.format.signed else hi).clamp(min=0.0).double().unsqueeze(1)
     unit = reach.clamp(min=TINY)
     unit = torch.exp2(unit.log2().ceil()) if spec.power_of_two else unit
-    levels = _levels(spec)
+    levels = 2 * spec.qmax if spec.format.signed else spec.qmax
     rows = min(ROWS, max(1 << 10, 1 << (ROWS_PER_STEP * 2 * spec.qmax - 1).bit_length()))
+    scan = candidates(values.shape[1], levels, LEAST if spec.power_of_two else 0.0, p)
+    costs, at, around = _scan(values, unit, scan, rows, spec, p)
+    tops, between, apart = (
+        torch.tensor(v, dtype=torch.float64, device=at.device) for v in (scan.tops, scan.between, scan.apart)
+    )
+    if rows >= ROWS_PER_STEP * 2 * spec.qmax:
+        picked = at.unsqueeze(1)
+        costs, tops = torch.cat([costs.gather(1, picked), around], 1), torch.cat([tops[picked], between[at]], 1)
+        top = (tops.gather(1, _first_least(costs).unsqueeze(1)) * unit).minimum(reach)
+    else:
+        judged = min(costs.shape[1], JUDGED if rows > 8 * levels else 8 * JUDGED)
+        costs, picked = costs.topk(judged, 1, largest=False)
+        costs, tops = torch.cat([costs, around], 1), torch.cat([tops[picked], between[at]], 1)
+        best = tops.gather(1, costs.topk(judged, 1, largest=False).indices)
+        top = _judged(values, (best.sort(1, descending=True).values * unit).minimum(reach), spec, p)
+    # Values that lie on a grid, like a constant: the table cannot tell their error, which is next to none.
+    on_grid = (costs.amin(1) <= values.shape[1] * (4 / rows) ** p).nonzero().squeeze(1)
+    if len(on_grid):
+        tops = torch.cat([torch.ones_like(tops[:, :1]), tops], 1) * unit
+        top[on_grid] = _judged(values[on_grid], tops.minimum(reach)[on_grid], spec, p)
+    top = _closer(values, top, reach, apart[at] / 5, spec, p).squeeze(1)
+    return torch.maximum(lo, -top).clamp(max=0.0).float(), torch.minimum(hi, top).clamp(min=0.0).float()
+
+
+def _scan(
+    values: Tensor, unit: Tensor, scan: "Scan", rows: int, spec: QuantSpec, p: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Errors (channels, candidates) by tables, the place of the best, and the errors between it and its neighbours."""
     index = values * (rows / 2 * (1 - 2.0**-20) / unit).float()
     index = (index if spec.format.signed else index.clamp_(min=0)).add_(rows / 2).to(torch.int32)
-    scan = candidates(values.shape[1], levels, LEAST if spec.power_of_two else 0.0, p)
     costs = torch.cat([_costs(index, part, rows, spec, p) for part in scan.parts], 1)
     at = _first_least(costs)
     around = costs.new_empty(len(values), len(BETWEEN))
     for place in at.unique().tolist():
         some = (at == place).nonzero().squeeze(1)
         around[some] = _costs(index[some], scan.between[place], rows, spec, p)
-    between, apart = (torch.tensor(v, dtype=torch.float64, device=at.device)[at] for v in (scan.between, scan.apart))
-    some = torch.tensor(scan.tops, dtype=torch.float64, device=at.device)[at].unsqueeze(1)
-    if rows < ROWS_PER_STEP * 2 * spec.qmax:
-        judged = min(costs.shape[1], JUDGED if rows > 8 * levels else 8 * JUDGED)
-        costs, picked = costs.topk(judged, 1, largest=False)
-        some = torch.tensor(scan.tops, dtype=torch.float64, device=at.device)[picked]
-        costs, tops = torch.cat([costs, around], 1), torch.cat([some, between], 1)
-        best = costs.topk(judged, 1, largest=False).indices
-        best = (tops.gather(1, best).sort(1, descending=True).values * unit).minimum(reach)
-        top = _judged(values, best, spec, p)
-    else:
-        costs, tops = torch.cat([costs.gather(1, at.unsqueeze(1)), around], 1), torch.cat([some, between], 1)
-        top = (tops.gather(1, _first_least(costs).unsqueeze(1)) * unit).minimum(reach)
-    # Values that lie on a grid, like a constant: the table cannot tell their error, which is next to none.
-    on_grid = (costs.amin(1) <= values.shape[1] * (4 / rows) ** p).nonzero().squeeze(1)
-    if len(on_grid):
-        tops = torch.cat([torch.ones_like(between[:, :1]), tops], 1) * unit
-        top[on_grid] = _judged(values[on_grid], tops.minimum(reach)[on_grid], spec, p)
-    apart = apart / 5
+    return costs, at, around
+
+
+def _closer(values: Tensor, top: Tensor, reach: Tensor, apart: Tensor, spec: QuantSpec, p: float) -> Tensor:
+    """Look closer around the best where its neighbours are far ``apart``."""
     closer = torch.linspace(-1, 1, 9, dtype=torch.float64, device=values.device)
     while bool((far := apart > CLOSE).any()):
         some = far.nonzero().squeeze(1)
         nearby = (top[some] * (1 + apart[some].unsqueeze(1) * closer)).minimum(reach[some])
         top[some] = _judged(values[some], nearby, spec, p)
         apart = apart / 4
-    top = top.squeeze(1)
-    return torch.maximum(lo, -top).clamp(max=0.0).float(), torch.minimum(hi, top).clamp(min=0.0).float()
+    return top
 
 
 @dataclass(frozen=True)
@@ -104,10 +116,6 @@ def candidates(count: int, levels: int, least: float, p: float) -> Scan:
     )
     parts = tuple(tuple(tops[k : k + COLUMNS]) for k in range(0, len(tops), COLUMNS))
     return Scan(tuple(tops), parts, apart, between)
-
-
-def _levels(spec: QuantSpec) -> int:
-    return 2 * spec.qmax if spec.format.signed else spec.qmax
 
 
 def _costs(index: Tensor, tops: tuple[float, ...], rows: int, spec: QuantSpec, p: float) -> Tensor:

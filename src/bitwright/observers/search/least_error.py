@@ -47,20 +47,20 @@ def least_error_range(histogram: StreamingHistogram, spec: QuantSpec, p: float) 
         return search_floating(histogram, spec, p)
     values = histogram.exact()
     count = histogram.bins if values is None else values.shape[1]
-    tabled = spec.qmax - spec.qmin <= (WIDE if spec.symmetric else MOST_LEVELS)
-    parts = []
-    for part in histogram.split(max(1, AT_ONCE // count // (1 if spec.symmetric else 4))):
-        values = part.exact()
-        if values is not None and (count <= VERY_FEW or (count <= FEW and not tabled)):
-            parts.append(search_few(values, spec, p))
-        elif values is not None and spec.symmetric:
-            parts.append(search_kept(values, *part.range(), spec, p))
-        elif spec.symmetric:
-            parts.append(_symmetric(part, spec, p))
-        else:
-            parts.append((search_affine if tabled else _affine)(part, spec, p))
-    lows, highs = zip(*parts, strict=True)
+    parts = histogram.split(max(1, AT_ONCE // count // (1 if spec.symmetric else 4)))
+    lows, highs = zip(*(_search(part, spec, p) for part in parts), strict=True)
     return torch.cat(lows), torch.cat(highs)
+
+
+def _search(part: StreamingHistogram, spec: QuantSpec, p: float) -> tuple[Tensor, Tensor]:
+    """Search some channels in the way that fits them."""
+    values = part.exact()
+    tabled = spec.qmax - spec.qmin <= (WIDE if spec.symmetric else MOST_LEVELS)
+    if values is not None and values.shape[1] <= (VERY_FEW if tabled else FEW):
+        return search_few(values, spec, p)
+    if not spec.symmetric:
+        return (search_affine if tabled else _affine)(part, spec, p)
+    return _symmetric(part, spec, p) if values is None else search_kept(values, *part.range(), spec, p)
 
 
 def _symmetric(histogram: StreamingHistogram, spec: QuantSpec, p: float) -> tuple[Tensor, Tensor]:

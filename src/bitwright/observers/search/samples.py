@@ -11,6 +11,7 @@ so the sum over bins of density · (integral at the right edge - at the left) is
 edges) with a vector: the differences of neighbouring densities.
 """
 
+import itertools
 from dataclasses import dataclass
 
 import torch
@@ -88,29 +89,31 @@ def error(samples: Samples, scale: Tensor, zero_point: Tensor, spec: QuantSpec, 
     deep = max(1, min(candidates, CACHED // (count * wide)))
     # Memory is taken once: fresh memory for each block would cost more than the arithmetic.
     memory = points.new_empty(2, wide * deep * count)
-    for c in range(0, channels, wide):
-        for k in range(0, candidates, deep):
-            at = (slice(c, c + wide), slice(k, k + deep))
-            shape = (min(wide, channels - c), min(deep, candidates - k), count)
-            away, level = (v[: shape[0] * shape[1] * count].view(shape) for v in memory)
-            torch.mul(points[at[0]], inverse[at], out=away)
-            torch.round(away, out=level)
-            if spec.symmetric:
-                level.clamp_(spec.qmin, spec.qmax)
-            else:  # clamp with tensors takes four times as long
-                torch.minimum(torch.maximum(level, lowest[at], out=level), highest[at], out=level)
-            away -= level
-            if samples.integral:
-                level *= 2.0**-p
-                level += away.pow_(3) if p == 2 else _power(away.abs(), p).mul_(away)
-                result[at] = level.mul_(weights[at[0]]).sum(2)
-            elif samples.ones and p == 2:
-                result[at] = torch.linalg.vector_norm(away, 2, 2).square_()
-            else:
-                result[at] = _power(away.abs_(), p).mul_(weights[at[0]]).sum(2)
+    for c, k in itertools.product(range(0, channels, wide), range(0, candidates, deep)):
+        at = (slice(c, c + wide), slice(k, k + deep))
+        shape = (min(wide, channels - c), min(deep, candidates - k), count)
+        away, level = (v[: shape[0] * shape[1] * count].view(shape) for v in memory)
+        torch.mul(points[at[0]], inverse[at], out=away)
+        torch.round(away, out=level)
+        if spec.symmetric:
+            level.clamp_(spec.qmin, spec.qmax)
+        else:  # clamp with tensors takes four times as long
+            torch.minimum(torch.maximum(level, lowest[at], out=level), highest[at], out=level)
+        away -= level
+        if samples.ones and p == 2:
+            result[at] = torch.linalg.vector_norm(away, 2, 2).square_()
+        else:
+            costs = _integral(away, level, p) if samples.integral else _power(away.abs_(), p)
+            result[at] = costs.mul_(weights[at[0]]).sum(2)
     factor = scale.double() ** (p + 1) / (p + 1) if samples.integral else scale.double() ** p
     total = result.double() * factor
     return total if samples.ends is None else total + error(samples.ends, scale, zero_point, spec, p)
+
+
+def _integral(away: Tensor, level: Tensor, p: float) -> Tensor:
+    """The integral of ``|away| ** p`` up to here, in units of a factor, in the memory of ``level``."""
+    level *= 2.0**-p
+    return level.add_(away.pow_(3) if p == 2 else _power(away.abs(), p).mul_(away))
 
 
 def _power(magnitude: Tensor, p: float) -> Tensor:

@@ -46,13 +46,7 @@ class StreamingHistogram:
         self._widen(*row_min_max(rows))
         if not self.finite:
             return
-        outer, channels, inner = rows.shape
-        kept = 0 if self._exact is None else self._exact.shape[1]
-        if self._counts is None and kept + outer * inner <= KEPT * self.bins:
-            self._keep(rows.transpose(0, 1).reshape(channels, outer * inner).float())
-            return
-        self._fit()
-        self._count(rows)
+        self._take(rows)
 
     def merge(self, other: "StreamingHistogram") -> None:
         """Take over what another histogram of as many channels and bins has counted."""
@@ -63,18 +57,12 @@ class StreamingHistogram:
         self._widen(other.lo, other.hi)
         if not self.finite:
             return
-        if other._counts is None or other._exponent is None:
-            if other._exact is not None:
-                kept = 0 if self._exact is None else self._exact.shape[1]
-                if self._counts is None and kept + other._exact.shape[1] <= KEPT * self.bins:
-                    self._keep(other._exact)
-                else:
-                    self._fit()
-                    self._count(other._exact.unsqueeze(0))
+        if other._exact is not None:
+            self._take(other._exact.unsqueeze(0))
             return
         self._fit()
-        counts, exponent = self._state()
-        counts += _coarser(other._counts, exponent - other._exponent)
+        (counts, exponent), (more, finer) = self._state(), other._state()
+        counts += _coarser(more, exponent - finer)
 
     @property
     def values(self) -> int:
@@ -194,7 +182,15 @@ class StreamingHistogram:
             raise RuntimeError("counts() before the first finite value was added")
         return self._counts, self._exponent
 
-    def _keep(self, values: Tensor) -> None:
+    def _take(self, rows: Tensor) -> None:
+        """Keep finite values if they are few enough, or count them."""
+        outer, channels, inner = rows.shape
+        kept = 0 if self._exact is None else self._exact.shape[1]
+        if self._counts is not None or kept + outer * inner > KEPT * self.bins:
+            self._fit()
+            self._count(rows)
+            return
+        values = rows.transpose(0, 1).reshape(channels, outer * inner).float()
         self._exact = values.clone() if self._exact is None else torch.cat([self._exact, values], 1)
 
     def _widen(self, lo: Tensor, hi: Tensor) -> None:
