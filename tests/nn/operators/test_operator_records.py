@@ -1,5 +1,7 @@
 """Records of operators: their traits, their registry, and which module computes what."""
 
+from importlib import import_module
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -190,3 +192,11 @@ def test_a_leaf_that_changes_its_parents_forward_is_exported(tmp_path):
     file = tmp_path / "net.onnx"
     bw.export(model, file)
     assert torch.allclose(torch.as_tensor(bw.run_file(file)(x)), model(x), atol=0.05)
+
+
+def test_every_operator_has_a_case():
+    subjects = ("activations", "arithmetic", "layers", "moves", "norms", "pooling")
+    modules = [import_module(f"tests.nn.operators.test_operator_{subject}") for subject in subjects]
+    covered = {case.operator for module in modules for case in module.CASES.values()}
+    elsewhere = {"embedding", "add_mask"}  # indices go in; a mask is added only where attention was split
+    assert set(OPERATORS) == covered | elsewhere
