@@ -45,7 +45,7 @@ def test_the_base_install_quantizes_and_names_the_extra_that_export_needs(tmp_pa
     code, errors = run(ONNX | ORT | OPENVINO, code + "bw.export(q, 'model.onnx')", tmp_path)
     assert code == 1
     assert errors.splitlines()[-1].endswith(
-        "MissingExtraError: ONNX export needs the package 'onnx', which is not installed: pip install 'bitwright[onnx]'"
+        "MissingExtraError: the format onnx needs the package 'onnx', which is not installed: pip install 'bitwright[onnx]'"
     )
 
 

@@ -374,7 +374,7 @@ def test_quantize_writes_a_file_and_a_report(run, here):
     assert code == 0
     assert sorted(p.name for p in (here / "out").iterdir()) == ["model.onnx", "report.html"]
     assert re.search(r"agreement +\S+ +\S+ +\S+", out)
-    assert re.search(r"operators in integers +4/4 \(100%\)", out)
+    assert re.search(r"operators in integers +4/5 \(80%\)", out)
     assert "File:   out/model.onnx\nReport: out/report.html\n" in out
 
 
@@ -401,7 +401,7 @@ def test_quantize_json_is_all_there_is_on_stdout(run, here):
     assert (here / data["report"]).read_text().startswith("<!")
     assert data["scores"]["float"] == {"agreement": 1.0, "samples": 64.0}
     assert list(data["scores"]["deployed"]) == ["onnxruntime"]
-    assert data["proof"]["runtimes"]["onnxruntime"]["coverage"] == 1.0
+    assert data["proof"]["runtimes"]["onnxruntime"]["coverage"] == 0.8  # the mean runs in float
     assert data["proof"]["runtimes"]["onnxruntime"]["speedup"] is None
     assert data["operators"]["integer"] == 4
 
@@ -413,7 +413,7 @@ def test_missed_limits_give_exit_code_1(run, here):
     assert code == 1
     missed = [line for line in out.splitlines() if line.startswith("Missed: ")]
     assert len(missed) == 3
-    assert "onnxruntime: 75.0% of the executed operators run in integers, less than 100.0%" in missed[0]
+    assert "onnxruntime: 50.0% of the executed operators run in integers, less than 100.0%" in missed[0]
     assert "times the speed of FP32, less than 1000.00" in missed[1]
     assert "onnxruntime: score drops by 0.4 (from 0.9 to 0.5), more than 0.3" in missed[2]
     assert re.search(r"head +linear +skipped by the rule 'head'", out)
@@ -428,7 +428,7 @@ def test_scores_must_keep_their_names(run, here):
 
 
 def test_limits_that_are_kept(run):
-    limits = ["--min-coverage", "1", "--min-equal", "0.99", "--max-gap", "1", "--max-accuracy-drop", "0.4"]
+    limits = ["--min-coverage", "0.8", "--min-equal", "0.99", "--max-gap", "1", "--max-accuracy-drop", "0.4"]
     arguments = [
         "--eval",
         "nets:evaluate_worse",

@@ -40,7 +40,7 @@ def export(
     """
     target = check_output(path, overwrite=overwrite)
     ledger = ledger_of(model)
-    writer = FORMATS.get(format or ledger.backend.formats[0])()
+    writer = FORMATS.get(format or next(iter(ledger.backend.formats), "onnx"))()
     inputs = Inputs.of(example_inputs) if example_inputs is not None else ledger.example
     deployment = deploy(model) if quantized else float_twin(model)
     options = ExportOptions(dynamic_batch, ledger.backend.activations.write_unsigned)
