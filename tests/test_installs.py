@@ -44,9 +44,8 @@ def test_the_base_install_quantizes_and_names_the_extra_that_export_needs(tmp_pa
     assert run(ONNX | ORT | OPENVINO, code, tmp_path) == (0, "")
     code, errors = run(ONNX | ORT | OPENVINO, code + "bw.export(q, 'model.onnx')", tmp_path)
     assert code == 1
-    assert errors.splitlines()[-1].endswith(
-        "MissingExtraError: the format onnx needs the package 'onnx', which is not installed: pip install 'bitwright[onnx]'"
-    )
+    told = "the format onnx needs the package 'onnx', which is not installed: pip install 'bitwright[onnx]'"
+    assert errors.splitlines()[-1].endswith(f"MissingExtraError: {told}")
 
 
 @pytest.mark.parametrize(("backend", "absent"), [("onnxruntime", OPENVINO), ("openvino", ORT)])

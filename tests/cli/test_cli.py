@@ -374,7 +374,7 @@ def test_quantize_writes_a_file_and_a_report(run, here):
     assert code == 0
     assert sorted(p.name for p in (here / "out").iterdir()) == ["model.onnx", "report.html"]
     assert re.search(r"agreement +\S+ +\S+ +\S+", out)
-    assert re.search(r"operators in integers +4/5 \(80%\)", out)
+    assert re.search(r"operators in integers +4/5 \(80\.0%\)", out)
     assert "File:   out/model.onnx\nReport: out/report.html\n" in out
 
 
