@@ -5,14 +5,16 @@ from torch import fx
 from bitwright.backends.files import register_backend
 from bitwright.backends.onnxruntime import ONNXRUNTIME
 from bitwright.backends.words import AVERAGE_POOLS, CONVOLUTIONS
-from bitwright.graph.facts import facts
+from bitwright.graph.facts import shape_of
+from bitwright.nn.operators.base import argument
+from bitwright.nn.operators.moves import PADS_WITH_OWN_VALUES
 
 
 def _joins_other_than_channels(node: fx.Node) -> str | None:
     """OpenVINO takes the axis of a quantized concatenation for channels, and computes wrong values where it is not."""
-    info = facts(node).tensor
-    axis = node.kwargs.get("dim", node.args[1] if len(node.args) > 1 else 0)
-    if info is not None and len(info.shape) >= 4 and axis in (1, 1 - len(info.shape)):
+    rank = len(shape_of(node) or ())
+    axis = node.kwargs.get("axis", argument(node, None, 1, "dim", 0))
+    if rank >= 4 and axis in (1, 1 - rank):
         return None
     return "OpenVINO joins quantized tensors correctly only along the channels of images"
 
@@ -27,6 +29,19 @@ def _adds_a_constant(node: fx.Node) -> str | None:
     return None
 
 
+def _pads_wrongly(node: fx.Node) -> str | None:
+    """OpenVINO (2026.4) takes the zero point of a tensor padded along one dimension for one of each channel."""
+    owner = node.graph.owning_module
+    module = owner.get_submodule(str(node.target)) if node.op == "call_module" and owner is not None else None
+    if argument(node, module, 2, "mode", "constant") != "constant" or isinstance(module, PADS_WITH_OWN_VALUES):
+        return None
+    if argument(node, module, 3, "value") == float("-inf"):
+        return "OpenVINO pads in float with values that are not finite"
+    pads = argument(node, module, 1, "pad" if module is None else "padding")
+    padded = sum(any(edges) for edges in zip(pads[::2], pads[1::2], strict=True))
+    return "OpenVINO pads in float along a single dimension" if padded == 1 else None
+
+
 OPENVINO = register_backend(
     ONNXRUNTIME.with_(
         name="openvino",
@@ -34,7 +49,7 @@ OPENVINO = register_backend(
         activations={"write_unsigned": False},
         operators={
             "integer": dict.fromkeys((*CONVOLUTIONS, "linear", "add", "cat", *AVERAGE_POOLS), "inputs"),
-            "conditions": {"cat": _joins_other_than_channels, "add": _adds_a_constant},
+            "conditions": {"cat": _joins_other_than_channels, "add": _adds_a_constant, "pad": _pads_wrongly},
             "share_inputs": ("cat",),
             "reasons": {
                 "batch_norm": "no convolution or linear layer before it to fold into",

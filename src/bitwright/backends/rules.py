@@ -138,7 +138,7 @@ class OperatorRules(Strict):
     """Why an operator stays float, for the ledger."""
     conditions: Annotated[Mapping[Operator, Condition], ByOperator] = Field(default_factory=dict)
     """For an operator, a function of the graph node that says why this call cannot run in integers, or None if it
-    can."""
+    can. A call that only moves values then moves them in float."""
     split_attention: bool = False
     """Whether ``scaled_dot_product_attention`` becomes matrix products and a softmax."""
 

@@ -7,6 +7,7 @@ from torch import fx
 
 from bitwright.graph.facts import copy_facts, facts, shape_of
 from bitwright.graph.names import add_internal, node_name
+from bitwright.graph.walks import first_input
 from bitwright.preparation.build_quantizers import make_quantizer, needed_spec
 from bitwright.preparation.decisions import Decision, Decisions, Verdict
 from bitwright.preparation.float_tensors import is_float
@@ -65,8 +66,8 @@ class Demand:
         """Go from a tensor back over operators that only move values, to where the values come into being."""
         start, first_user = tensor, None
         while (decision := self.decisions.get(tensor)) is not None and decision.verdict is Verdict.CARRIED:
-            before = tensor.args[0] if tensor.args else None
-            if not isinstance(before, fx.Node) or facts(before).written:
+            before = first_input(tensor)
+            if before is None or facts(before).written:
                 break
             tensor, first_user = before, tensor
         return (tensor, first_user) if is_float(tensor) else (start, None)

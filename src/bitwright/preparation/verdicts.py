@@ -91,14 +91,16 @@ def _as_written(module: nn.Module | None, decision: Decision, job: Job) -> Judge
 def _on_backend(node: fx.Node, module: nn.Module | None, decision: Decision, backend: Backend) -> Judgement | None:
     """What keeps a call from being quantized, whatever the recipe says; None if nothing does."""
     own_choice = decision.custom is not None or decision.forced
-    if not own_choice and (found := _by_kind(node, module, decision, backend)) is not None:
+    found = None if own_choice else _by_kind(node, module, decision, backend)
+    if found is not None and found.verdict is not Verdict.CARRIED:
         return found
-    if obstacle := _obstacle(node, operands(node, decision.operator)):
+    if found is None and (obstacle := _obstacle(node, operands(node, decision.operator))):
         return Judgement(Verdict.FLOAT, obstacle)
     condition = None if own_choice else backend.operators.conditions.get(decision.kind)
     if condition is not None and (obstacle := condition(node)):
-        return Judgement(Verdict.FLOAT, obstacle, keep_float=True)
-    return None
+        verdict = Verdict.FLOAT if found is None else Verdict.CARRIED  # what moves values needs no quantizer of its own
+        return Judgement(verdict, obstacle, keep_float=True)
+    return found
 
 
 def _by_kind(node: fx.Node, module: nn.Module | None, decision: Decision, backend: Backend) -> Judgement | None:

@@ -8,7 +8,7 @@ from torch import fx, nn
 
 from bitwright.nn.operators.base import Operator, Source, argument, register_operator
 
-_PADS_WITH_OWN_VALUES = tuple(
+PADS_WITH_OWN_VALUES = tuple(
     getattr(nn, f"{kind}Pad{d}d") for kind in ("Reflection", "Replication", "Circular") for d in (1, 2, 3)
 )
 _PADS_WITH_A_NUMBER = tuple(getattr(nn, f"{kind}Pad{d}d") for kind in ("Constant", "Zero") for d in (1, 2, 3))
@@ -19,7 +19,7 @@ def _interpolates_nearest(node: fx.Node, module: nn.Module | None) -> bool:
 
 
 def _pads_with_known_values(node: fx.Node, module: nn.Module | None) -> bool:
-    if isinstance(module, _PADS_WITH_OWN_VALUES):
+    if isinstance(module, PADS_WITH_OWN_VALUES):
         return True
     mode = "constant" if module is not None else argument(node, module, 2, "mode", "constant")
     # Minus infinity stands before a max-pool, which never chooses it.
@@ -71,5 +71,5 @@ register_operator(
 register_operator(Operator("dropout", _DROPOUTS, carries=True, same_shape=True, homogeneous=True))
 register_operator(Operator("interpolate", (nn.Upsample, F.interpolate, F.upsample), carries=_interpolates_nearest))
 register_operator(
-    Operator("pad", (*_PADS_WITH_A_NUMBER, *_PADS_WITH_OWN_VALUES, F.pad), carries=_pads_with_known_values)
+    Operator("pad", (*_PADS_WITH_A_NUMBER, *PADS_WITH_OWN_VALUES, F.pad), carries=_pads_with_known_values)
 )

@@ -1,0 +1,77 @@
+"""What OpenVINO gets wrong in integers, and how its backend keeps files from meeting it."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import bitwright as bw
+from bitwright.preparation import Verdict
+
+
+class Between(nn.Module):
+    """Something between two layers, whose values may be negative, so that there is a zero point."""
+
+    def __init__(self, function, rank=2):
+        super().__init__()
+        conv = nn.Conv1d if rank == 1 else nn.Conv2d
+        self.first, self.second, self.function = conv(3, 4, 1), conv(4, 4, 1), function
+
+    def forward(self, x):
+        return self.second(self.function(self.first(x)))
+
+
+def carried_file(net, x, tmp_path):
+    """The ledger of a prepared net, and how far its file is from the simulation, in parts of the largest value."""
+    pytest.importorskip("openvino")
+    torch.manual_seed(0)
+    model = bw.prepare(net.eval(), x, "openvino")
+    bw.calibrate(model, [x], progress=False)
+    file = bw.export(model, tmp_path / "net.onnx")
+    with torch.no_grad():
+        expected = model(x)
+    got = torch.as_tensor(bw.run_file(file, "openvino")(x))
+    gap = float((got - expected).abs().max() / expected.abs().max())
+    return {e.operator: e for e in bw.ledger_of(model).entries}, gap
+
+
+ALONE = "OpenVINO pads in float along a single dimension"
+PADS = {
+    "one dimension": (lambda x: F.pad(x, (1, 1)), 2, ALONE),
+    "by keyword": (lambda x: F.pad(input=x, pad=(1, 1)), 2, ALONE),
+    "the other dimension": (lambda x: F.pad(x, (0, 0, 2, 0)), 2, ALONE),
+    "sequences": (lambda x: F.pad(x, (2, 1)), 1, ALONE),
+    "a module": (nn.ZeroPad2d((-1, 1, 0, 0)), 2, ALONE),
+    "channels": (lambda x: F.pad(x[:, 1:], (0, 0, 0, 0, 1, 0)), 2, ALONE),
+    "two dimensions": (lambda x: F.pad(x, (0, 1, 0, 1)), 2, ""),
+    "reflection": (nn.ReflectionPad2d((1, 1, 0, 0)), 2, ""),
+    "minus infinity": (
+        lambda x: F.max_pool2d(F.pad(x, (0, 1, 0, 1), value=float("-inf")), 3, 2),
+        2,
+        "OpenVINO pads in float with values that are not finite",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PADS)
+def test_padding_a_tensor_with_a_zero_point(name, tmp_path):
+    function, rank, reason = PADS[name]
+    ledger, gap = carried_file(Between(function, rank), torch.randn(2, 3, *[5] * rank), tmp_path)
+    assert gap < 0.02
+    assert (ledger["pad"].verdict, ledger["pad"].reason) == (Verdict.CARRIED, reason)
+
+
+@pytest.mark.parametrize(
+    ("join", "verdict"),
+    [
+        (lambda x: torch.cat([x, x.tanh()], 1)[:, 2:6], Verdict.INTEGER),
+        (lambda x: torch.cat([x, x.tanh()], axis=1)[:, 2:6], Verdict.INTEGER),
+        (lambda x: torch.cat([x, x.tanh()], dim=-3)[:, 2:6], Verdict.INTEGER),
+        (lambda x: torch.cat([x, x.tanh()], axis=2), Verdict.FLOAT),
+        (lambda x: torch.cat([x, x.tanh()]), Verdict.FLOAT),
+    ],
+)
+def test_joining_along_channels_only(join, verdict, tmp_path):
+    ledger, gap = carried_file(Between(join), torch.randn(2, 3, 5, 5), tmp_path)
+    assert gap < 0.02
+    assert ledger["cat"].verdict is verdict
