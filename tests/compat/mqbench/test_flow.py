@@ -1,0 +1,166 @@
+"""MQBench's switches, training, and a model that waits for its first call."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import bitwright as bw
+from bitwright.compat.mqbench import (
+    disable_all,
+    enable_all,
+    enable_calibration,
+    enable_calibration_quantization,
+    enable_calibration_woquantization,
+    enable_quantization,
+    prepare_by_platform,
+)
+from bitwright.errors import CalibrationError, ConfigError, UnknownNameError
+from bitwright.preparation import ledger_of
+from bitwright.quantizer import Mode, quantizers
+from tests.compat.mqbench.nets import (
+    ACADEMIC,
+    calibrated,
+    prepared,
+)
+
+
+def test_switches(model, x):
+    made = prepared(model, x)
+    parts = [
+        [q for n, q in quantizers(made).items() if "_weight_quantizer" in n],
+        [q for n, q in quantizers(made).items() if "_weight_quantizer" not in n],
+    ]
+    with pytest.raises(CalibrationError, match=r"has no range yet"):
+        enable_quantization(made)
+    assert all(q.mode is Mode.OFF for part in parts for q in part)
+    calibrated(made, x, 2 * x)
+    assert all(q.mode is Mode.QUANTIZE and q.calibrated for part in parts for q in part)
+    reference = bw.calibrate(prepared(model, x), [x, 2 * x])
+    assert torch.equal(made(x), reference(x))
+    disable_all(made)
+    assert torch.equal(made(x), model(x))
+    enable_quantization(made)
+    assert torch.equal(made(x), reference(x))
+    enable_calibration_woquantization(made, "act_fake_quant")
+    made(10 * x)
+    assert all(q.mode is Mode.OFF for q in parts[0])
+    assert all(q.mode is Mode.OBSERVE for q in parts[1])
+    enable_calibration_woquantization(made, "weight_fake_quant")
+    made(x)
+    enable_quantization(made)
+    wider = quantizers(made)["bitwright.quantizers.x"].scale / quantizers(reference)["bitwright.quantizers.x"].scale
+    assert wider > 1.5
+    with pytest.raises(
+        UnknownNameError, match=r"no quantizer has 'act_fakequant' in its name: did you mean 'act_fake_"
+    ):
+        enable_calibration_woquantization(made, "act_fakequant")
+
+
+def test_ranges_that_follow_the_data(model, x):
+    made = prepared(model, x)
+    enable_all(made)
+    first = quantizers(made)["bitwright.quantizers.x"]
+    made(x)
+    small = first.scale.clone()
+    made(100 * x)
+    assert first.scale > 2 * small
+    enable_quantization(made)
+    fixed = first.scale.clone()
+    made(1000 * x)
+    assert torch.equal(first.scale, fixed)
+    enable_quantization(made, act_cali_on=True)
+    weight = made.fc.weight_quantizer
+    before = weight.scale.clone()
+    with torch.no_grad():
+        made.fc.weight.mul_(5)
+    made(1000 * x)
+    assert first.scale > fixed
+    assert torch.equal(weight.scale, before)
+    enable_quantization(made, weight_cali_on=True)
+    made(x)
+    assert torch.allclose(weight.scale, before * 5)
+    enable_calibration_quantization(made, "weight_fake_quant")
+    assert first.mode is Mode.OFF
+    assert weight.mode is Mode.QUANTIZE
+
+
+def test_a_model_that_waits_for_its_first_call(model, x):
+    model.layer1.train()
+    waiting = prepare_by_platform(model, "Tensorrt")
+    assert [n for n, _ in waiting.named_parameters()] == [n for n, _ in model.named_parameters()]
+    assert waiting.fc.weight is not model.fc.weight
+    optimizer = torch.optim.SGD(waiting.parameters(), lr=0.1)
+    waiting.load_state_dict(model.state_dict())
+    copied = copy.deepcopy(waiting)
+    enable_calibration(waiting)
+    waiting(x)
+    assert ledger_of(waiting).backend.name == "tensorrt"
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    assert held <= {id(p) for p in waiting.parameters()}
+    enable_quantization(waiting)
+    reference = bw.calibrate(bw.prepare(model, x, "tensorrt"), [x])
+    assert torch.equal(waiting.eval()(x), reference(x))
+    again = copy.deepcopy(waiting)
+    assert torch.equal(again(x), reference(x))
+    assert torch.equal(calibrated(copied, x).eval()(x), reference(x))
+
+
+def test_modes_and_frozen_norms(model, x):
+    model.train()
+    made = prepared(model, x)
+    assert made.training
+    assert not made.layer1[0].bn1.training
+    before = made.layer1[0].bn1.running_mean.clone()
+    made.train()(x)
+    assert torch.equal(made.layer1[0].bn1.running_mean, before)
+    free = prepare_by_platform(model, "Academic", ACADEMIC, freeze_bn=False, example_inputs=x)
+    free(x)
+    assert not torch.equal(free.layer1[0].bn1.running_mean, before)
+    assert type(free.layer1[0].bn1) is nn.BatchNorm2d
+    still = prepare_by_platform(model, "Academic", ACADEMIC, is_qat=False, example_inputs=x)
+    assert not any(m.training for m in still.modules())
+    assert made.fc.weight is not model.fc.weight
+
+
+@pytest.mark.parametrize("method", ["LearnableFakeQuantize", "PACTFakeQuantize", "DSQFakeQuantize", "TqtFakeQuantize"])
+def test_an_optimizer_made_before_calibration_has_what_is_learned(model, x, method):
+    scheme = {"bit": 4, "pot_scale": method.startswith("Tqt")}
+    qconfig = {
+        "w_fakequantize": "LearnableFakeQuantize",
+        "a_fakequantize": method,
+        "w_qscheme": {"bit": 4, "per_channel": True},
+        "a_qscheme": scheme,
+    }
+    made = prepare_by_platform(model, "Academic", {"extra_qconfig_dict": qconfig}, example_inputs=x)
+    assert torch.equal(made(x), model(x))
+    held = {id(p) for p in torch.optim.SGD(made.parameters(), lr=0.1).param_groups[0]["params"]}
+    made.load_state_dict(model.state_dict())
+    calibrated(made, x)
+    assert held == {id(p) for p in made.parameters()}
+    made(x).square().sum().backward()
+    assert made.fc.weight_quantizer.method.scale.grad.abs().sum() > 0
+    again = prepare_by_platform(model, "Academic", {"extra_qconfig_dict": qconfig}, example_inputs=x)
+    again.load_state_dict(made.state_dict())
+    assert torch.equal(again(x), made(x))
+
+
+def test_what_needs_the_graph_says_that_the_model_waits_for_it(model, x):
+    waiting = prepare_by_platform(model, "Tensorrt")
+    with pytest.raises(
+        ConfigError, match=r"this Net is prepared when it is first called: run it once, or give example_"
+    ):
+        bw.calibrate(waiting, [x])
+    for prepare in (bw.prepare, prepare_by_platform):
+        with pytest.raises(ConfigError, match=r"this model is prepared already"):
+            prepare(waiting, "Tensorrt")
+    waiting(x)
+    assert torch.equal(bw.calibrate(waiting, [x])(x), bw.calibrate(bw.prepare(model, x, "tensorrt"), [x])(x))
+
+
+def test_a_refused_first_call_can_be_made_again(model, x):
+    waiting = prepare_by_platform(model, "Tensorrt")
+    with pytest.raises(ConfigError, match="does not take the example inputs"):
+        waiting(x[0, 0])
+    assert torch.equal(waiting(x), model(x))
