@@ -256,11 +256,14 @@ class Transposed(nn.Linear):
     [
         (policy(type="mTransformerV3"), r"unknown model transformer 'mTransformerV3': did you mean 'mTransformerV2'"),
         (policy(quan_polcy={}), r"mTransformerV2 has no argument 'quan_polcy': did you mean 'quan_policy'"),
-        ({"quan_policy": {}}, r"a model transformer is built from a dict with the key 'type'"),
+        ({"quan_policy": {}}, r"a model transformer is described by a dict with the key 'type'"),
         (policy(quan_policy={"Conv2D": {"type": "DSQConv"}}), r"torch.nn has no layer 'Conv2D': did you mean 'Conv2d'"),
         (policy(quan_policy={"functional": {"type": "DSQConv"}}), r"torch.nn has no layer 'functional'"),
         (policy(quan_policy={"Conv2d": {"type": "DSQConvv"}}), r"unknown quantized layer 'DSQConvv': .*'DSQConv'"),
-        (policy(quan_policy={"Conv2d": "DSQConv"}), r"'Conv2d': a layer is described by a dict with the key 'type'"),
+        (
+            policy(quan_policy={"Conv2d": "DSQConv"}),
+            r"'Conv2d': a quantized layer is described by a dict",
+        ),
         (policy(quan_policy={"Conv2d": {"type": "LSQConv2d", "num_bits_w": 3}}), r"'num_bits_w': did you mean"),
         (
             policy(quan_policy={"Conv2d": {"type": "LSQLinear"}}),
@@ -285,7 +288,7 @@ class Transposed(nn.Linear):
         (policy(special_layers=7), r"special_layers needs the list layers_name, not None"),
         (
             policy(special_layers={"layers_name": ["head.fcc"], "convert_type": [{"type": "DSQLinear"}]}),
-            r"special_layers: the model has no layer 'head.fcc': did you mean 'head.fc'",
+            r"special_layers: the model has no module 'head.fcc': did you mean 'head.fc'",
         ),
         (
             policy(special_layers={"layers_name": ["head.fc"] * 2, "convert_type": [{"type": "DSQLinear"}] * 2}),
@@ -320,7 +323,7 @@ def test_refusals_leave_the_model_untouched(config, message):
 def test_more_refusals():
     model = Net()
     transformer = build_mtransformer(policy())
-    with pytest.raises(UnknownNameError, match=r"exclude_layers: the model has no layer 'backbone.conv': did you mean"):
+    with pytest.raises(UnknownNameError, match=r"exclude_layers: the model has no module 'backbone.conv': did"):
         transformer(model, exclude_layers=["backbone.conv"])
     with pytest.raises(ConfigError, match=r"must be a torch.nn.Module, not list"):
         transformer([model])

@@ -86,29 +86,21 @@ def _mqbench(data: Mapping[str, Any]) -> tuple[Recipe, list[str]]:
 
 def _with_objects(extra: dict[str, Any]) -> dict[str, Any]:
     """The same settings; classes and functions written as text, as they are in YAML, as the things they name."""
+    made = {
+        key: _objects(value) if key in ("leaf_module", "extra_fuse_dict") else value for key, value in extra.items()
+    }
     chosen = extra.get("extra_quantizer_dict")
     if isinstance(chosen, Mapping):
-        types = {k: _objects(v) for k, v in chosen.items() if k.endswith("_type")}
-        extra = {**extra, "extra_quantizer_dict": {**chosen, **types}}
-    if "leaf_module" in extra:
-        extra = {**extra, "leaf_module": _objects(extra["leaf_module"])}
-    fuse = extra.get("extra_fuse_dict")
-    if isinstance(fuse, Mapping):
-        pairs = {k: {_key(a): _object(b) for a, b in v.items()} for k, v in fuse.items() if isinstance(v, Mapping)}
-        extra = {**extra, "extra_fuse_dict": {**fuse, **pairs}}
-    return extra
+        made["extra_quantizer_dict"] = {k: _objects(v) if k.endswith("_type") else v for k, v in chosen.items()}
+    return made
 
 
 def _objects(value: Any) -> Any:
-    return [_object(item) for item in value] if isinstance(value, list | tuple) else _object(value)
-
-
-def _object(value: Any) -> Any:
-    return resolve(value) if isinstance(value, str) and "." in value else value
-
-
-def _key(value: Any) -> Any:
-    """``"torch.nn.Linear, torch.nn.BatchNorm1d"`` is a chain."""
+    """What text names, wherever it stands; ``"torch.nn.Linear, torch.nn.BatchNorm1d"`` is a chain."""
+    if isinstance(value, Mapping):
+        return {_objects(key): _objects(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(map(_objects, value))
     if isinstance(value, str) and "," in value:
-        return tuple(_object(part.strip()) for part in value.split(","))
-    return _object(value)
+        return tuple(_objects(part.strip()) for part in value.split(","))
+    return resolve(value) if isinstance(value, str) and "." in value else value

@@ -3,20 +3,28 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from bitwright.errors import ConfigError, suggest
+from bitwright.errors import ConfigError, UnknownNameError, suggest
 
 
-def section(where: str, given: Any, known: Iterable[str]) -> Mapping[str, Any]:
-    """``given`` as a mapping (None is an empty one) all of whose keys are ``known``."""
+def section(where: str, given: Any, known: Iterable[str] | None = None) -> Mapping[Any, Any]:
+    """``given`` as a mapping (None is an empty one) all of whose keys are ``known``, if that is given."""
     if given is None:
         return {}
     if not isinstance(given, Mapping):
         raise ConfigError(f"{where} must be a mapping of settings, not {given!r}")
-    names = list(known)
+    names = list(given if known is None else known)
     lost = [f"{where} has no key {key!r}{suggest(str(key), names)}" for key in given if key not in names]
     if lost:
         raise ConfigError("; ".join(lost))
     return given
+
+
+def check_names(where: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """Refuse names that no module of the model has, all of them at once."""
+    names = [name for name in known if name]
+    lost = [f"the model has no module {name!r}{suggest(str(name), names)}" for name in given if name not in names]
+    if lost:
+        raise UnknownNameError(f"{where}: " + "; ".join(lost))
 
 
 def flag(where: str, given: Any) -> bool:

@@ -24,7 +24,7 @@ BAD = [
     (config(extra_qconfig_dict={"w_qscheme": {"bit": "8"}}), r"w_qscheme: bit is a number of bits, not '8'"),
     (config(extra_qconfig_dict={"w_qscheme": {"symmetry": 1}}), r"w_qscheme: symmetry is True or False, not 1"),
     (config(extra_qconfig_dict={"w_qscheme": 8}), r"w_qscheme must be a mapping of settings, not 8"),
-    (config(extra_qconfig_dict={"w_fakeq_params": 8}), r"w_fakeq_params must be a mapping of arguments, not 8"),
+    (config(extra_qconfig_dict={"w_fakeq_params": 8}), r"w_fakeq_params must be a mapping of settings, not 8"),
     (
         config(extra_qconfig_dict={"a_qscheme": {"symmetry": False, "symmetric_range": True}}),
         r"a_qscheme: symmetric_range is for symmetric schemes",
@@ -58,7 +58,7 @@ BAD = [
         config(preserve_attr={"bakbone": ["func2"]}),
         r"preserve_attr names the module 'bakbone', .*: did you mean 'backbone'",
     ),
-    (config(preserve_attr=["func1"]), r"preserve_attr maps names of modules to lists of attributes"),
+    (config(preserve_attr=["func1"]), r"preserve_attr must be a mapping of settings, not"),
     (config(extra_fuse_dict={"additional_fusion_patterns": {}}), r"did you mean 'additional_fusion_pattern'"),
     (
         config(extra_fuse_dict={"additional_fusion_pattern": {(Scale, nn.Conv2d): ConvBNReLUFusion}}),

@@ -12,17 +12,3 @@ from bitwright.compat.mqbench.utils.state import (
     enable_calibration_woquantization,
     enable_quantization,
 )
-
-__all__ = [
-    "BackendType",
-    "ConvBNReLUFusion",
-    "disable_all",
-    "enable_all",
-    "enable_calibration",
-    "enable_calibration_quantization",
-    "enable_calibration_woquantization",
-    "enable_quantization",
-    "fuse_linear_bn",
-    "prepare_by_platform",
-    "to_recipe",
-]

@@ -21,10 +21,7 @@ KEYS = ["additional_fuser_method_mapping", "additional_fusion_pattern", "additio
 def read_fusions(given: Any) -> tuple[dict[Chain, Fuse], dict[type[nn.Module], type[nn.Module]]]:
     """The methods by the chain of classes that each fuses, and the quantized modules by class."""
     config = section("extra_fuse_dict", given, KEYS)
-    methods, patterns, modules = (config.get(key) or {} for key in KEYS)
-    for key, value in zip(KEYS, (methods, patterns, modules), strict=True):
-        if not isinstance(value, Mapping):
-            raise ConfigError(f"{key} must be a mapping, not {value!r}")
+    methods, patterns, modules = (section(key, config.get(key)) for key in KEYS)
     found: dict[Chain, Fuse] = {}
     for key, method in methods.items():
         if not callable(method):

@@ -13,19 +13,20 @@ Chain = tuple[type[nn.Module], ...]
 Fuse = Callable[..., nn.Module]
 
 
-def _folded(layer: Any, norm: Any, axis: int) -> Any:
-    """A copy of ``layer`` with the running statistics of ``norm`` multiplied in along the axis of its outputs."""
+def fuse_conv_bn(layer: Any, norm: Any) -> Any:
+    """The layer that computes ``norm(layer(x))`` with the running statistics of ``norm``."""
     if norm.running_mean is None or norm.running_var is None:
         raise ConfigError(f"a {type(norm).__name__} without running statistics cannot be fused")
+    transposed = getattr(layer, "transposed", False)  # then outputs are the second axis of the weight
     made = copy.deepcopy(layer)
     with torch.no_grad():
         factor = torch.rsqrt(norm.running_var + norm.eps)
         factor = factor if norm.weight is None else factor * norm.weight
         bias = -norm.running_mean if layer.bias is None else layer.bias - norm.running_mean
         bias = bias * factor if norm.bias is None else bias * factor + norm.bias
-        groups = getattr(layer, "groups", 1) if axis else 1
+        groups = layer.groups if transposed else 1
         shape = [1] * layer.weight.ndim
-        shape[axis] = -1
+        shape[int(transposed)] = -1
         per_group = [part.reshape(shape) for part in factor.chunk(groups)]
         parts = zip(layer.weight.chunk(groups), per_group, strict=True)
         made.weight.copy_(torch.cat([weight * scale for weight, scale in parts]))
@@ -33,37 +34,21 @@ def _folded(layer: Any, norm: Any, axis: int) -> Any:
     return made
 
 
-def fuse_linear_bn(linear: nn.Linear, bn: nn.BatchNorm1d) -> nn.Linear:
-    """The linear layer that computes ``bn(linear(x))`` with the running statistics."""
-    return _folded(linear, bn, 0)
+def fuse_conv_bn_relu(layer: nn.Module, norm: nn.Module, relu: nn.Module) -> nn.Sequential:
+    """The layer with the BatchNorm in it, and the ReLU."""
+    return nn.Sequential(fuse_conv_bn(layer, norm), relu)
 
 
-def fuse_conv_bn(conv: nn.Module, bn: nn.Module) -> nn.Module:
-    """The convolution that computes ``bn(conv(x))`` with the running statistics."""
-    return _folded(conv, bn, 0)
-
-
-def fuse_conv_bn_relu(conv: nn.Module, bn: nn.Module, relu: nn.Module) -> nn.Sequential:
-    """A convolution with the BatchNorm in it, and the ReLU."""
-    return nn.Sequential(_folded(conv, bn, 0), relu)
-
-
-def fuse_deconv_bn(deconv: nn.Module, bn: nn.Module) -> nn.Module:
-    """The transposed convolution that computes ``bn(deconv(x))`` with the running statistics."""
-    return _folded(deconv, bn, 1)
-
-
-def fuse_deconv_bn_relu(deconv: nn.Module, bn: nn.Module, relu: nn.Module) -> nn.Sequential:
-    """A transposed convolution with the BatchNorm in it, and the ReLU."""
-    return nn.Sequential(_folded(deconv, bn, 1), relu)
+fuse_linear_bn = fuse_deconv_bn = fuse_conv_bn
+fuse_deconv_bn_relu = fuse_conv_bn_relu
 
 
 def _table() -> dict[Chain, Fuse]:
     table: dict[Chain, Fuse] = {(nn.Linear, nn.BatchNorm1d): fuse_linear_bn}
     for d in (1, 2, 3):
         conv, deconv, norm = (getattr(nn, f"{kind}{d}d") for kind in ("Conv", "ConvTranspose", "BatchNorm"))
-        table |= {(conv, norm): fuse_conv_bn, (conv, norm, nn.ReLU): fuse_conv_bn_relu}
-        table |= {(deconv, norm): fuse_deconv_bn, (deconv, norm, nn.ReLU): fuse_deconv_bn_relu}
+        table |= {(layer, norm): fuse_conv_bn for layer in (conv, deconv)}
+        table |= {(layer, norm, nn.ReLU): fuse_conv_bn_relu for layer in (conv, deconv)}
     return table
 
 

@@ -4,13 +4,14 @@ from typing import Any
 
 from torch import nn
 
+from bitwright.compat.keys import check_names
 from bitwright.compat.mqbench.backend_type import BackendType
 from bitwright.compat.mqbench.fuse import fuse_chains
 from bitwright.compat.mqbench.learned import start_learning
 from bitwright.compat.mqbench.nn.frozen import freeze_norms
-from bitwright.compat.mqbench.translate import ExtraConfig, read_config
+from bitwright.compat.mqbench.translate import read_config
 from bitwright.compat.pending import keep_modes, postpone
-from bitwright.errors import ConfigError, UnknownNameError, suggest
+from bitwright.errors import ConfigError
 from bitwright.graph import Inputs, check_attributes
 from bitwright.graph.capture.leaves import find_leaves
 from bitwright.nn.registry import serving
@@ -53,7 +54,8 @@ def prepare_by_platform(
     leaves = _opaque(model, custom_tracer)
     find_leaves(model, config.recipe.leaves)
     check_attributes(model, config.preserve_attr)
-    _check_names(model, config)
+    excluded = [rule.match for rule in config.recipe.rules if rule.skip and ":" not in rule.match]
+    check_names("exclude_module_name", excluded, dict(model.named_modules(remove_duplicate=False)))
 
     def finish(model: nn.Module, inputs: Inputs) -> nn.Module:
         fixed = config.concrete_args
@@ -77,12 +79,3 @@ def _opaque(model: nn.Module, tracer: Any) -> list[str]:
     if asks is None:
         raise ConfigError(f"custom_tracer must be an fx.Tracer with is_leaf_module, not {tracer!r}")
     return [name for name, module in model.named_modules() if name and any(module.children()) and asks(module, name)]
-
-
-def _check_names(model: nn.Module, config: ExtraConfig) -> None:
-    """Refuse now names of modules that the model does not have."""
-    modules = dict(model.named_modules(remove_duplicate=False))
-    lost = [r.match for r in config.recipe.rules if r.skip and ":" not in r.match and r.match not in modules]
-    if lost:
-        lines = (f"the model has no module {name!r}{suggest(name, [m for m in modules if m])}" for name in lost)
-        raise UnknownNameError("exclude_module_name: " + "; ".join(lines))

@@ -29,11 +29,9 @@ def _tensor(letter: str, config: Mapping[str, Any]) -> TensorRecipe:
     if method is not None:
         METHODS.get(method)
     spec, options = _scheme(letter, config.get(f"{letter}_qscheme"))
-    more = config.get(f"{letter}_observer_extra_args") or {}
-    settings = config.get(f"{letter}_fakeq_params") or {}
-    for part, value in (("observer_extra_args", more), ("fakeq_params", settings)):
-        if not isinstance(value, Mapping):
-            raise ConfigError(f"{letter}_{part} must be a mapping of arguments, not {value!r}")
+    more, settings = (
+        section(key, config.get(key)) for key in (f"{letter}_observer_extra_args", f"{letter}_fakeq_params")
+    )
     return TensorRecipe(
         spec=spec,
         observer=observer,
@@ -55,9 +53,7 @@ def _scheme(letter: str, given: Any) -> tuple[QuantSpec | None, dict[str, Any]]:
     if given is None:
         return None, {}
     where = f"{letter}_qscheme"
-    if not isinstance(given, Mapping):
-        raise ConfigError(f"{where} must be a mapping of settings, not {given!r}")
-    scheme = {key: given.get(key, default) for key, default in _SCHEME.items()}
+    scheme = {key: section(where, given).get(key, default) for key, default in _SCHEME.items()}
     for key in _SCHEME:
         if key != "bit":
             flag(f"{where}: {key}", scheme[key])

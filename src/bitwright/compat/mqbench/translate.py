@@ -91,14 +91,8 @@ def _fixed(config: Mapping[str, Any]) -> dict[str, Any]:
     given = [config[key] for key in ("concrete_args", "concrect_args") if config.get(key)]
     if len(given) > 1:
         raise ConfigError("extra_config has both concrete_args and concrect_args: give one")
-    if given and not isinstance(given[0], Mapping):
-        raise ConfigError(f"concrete_args must be a mapping of arguments of forward, not {given[0]!r}")
-    return dict(given[0]) if given else {}
+    return dict(section("concrete_args", given[0] if given else None))
 
 
 def _preserved(given: Any) -> dict[str, list[str]]:
-    if given is None:
-        return {}
-    if not isinstance(given, Mapping):
-        raise ConfigError(f"preserve_attr maps names of modules to lists of attributes, not {given!r}")
-    return {path: items(f"preserve_attr[{path!r}]", names) for path, names in given.items()}
+    return {path: items(f"preserve_attr[{path!r}]", names) for path, names in section("preserve_attr", given).items()}

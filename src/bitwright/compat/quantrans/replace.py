@@ -22,7 +22,7 @@ def quantized_twin(layer: nn.Module, quan_args: Mapping[str, Any], name: str) ->
         quan_args: ``type`` and the quantizer's arguments, as in a config.
         name: what the user calls the layer, for messages.
     """
-    cls = _layer_class(quan_args, name)
+    cls = QUANLAYERS.class_of(quan_args, f"{name!r}: ")
     if parametrize.is_parametrized(layer):
         raise ConfigError(f"{name!r} has a parametrization: call remove_parametrizations() before quantizing it")
     operator = next(c for c in cls.__mro__ if c.__module__.startswith("torch.nn"))
@@ -44,13 +44,6 @@ def quantized_twin(layer: nn.Module, quan_args: Mapping[str, Any], name: str) ->
         _check_shapes(layer, twin, name)
     _carry_over(layer, twin, quan_args)
     return twin
-
-
-def _layer_class(quan_args: object, name: str) -> type[nn.Module]:
-    if not isinstance(quan_args, Mapping) or "type" not in quan_args:
-        raise ConfigError(f"{name!r}: a layer is described by a dict with the key 'type', not by {quan_args!r}")
-    wish = quan_args["type"]
-    return wish if isinstance(wish, type) else QUANLAYERS.get(wish)
 
 
 def constructor_arguments(layer: nn.Module, name: str) -> dict[str, Any]:

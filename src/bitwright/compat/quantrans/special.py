@@ -1,9 +1,10 @@
 """SpecialLayers: layers of a model by name, each with the dict that describes its quantized layer."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Self
 
-from bitwright.errors import ConfigError, UnknownNameError, suggest
+from bitwright.compat.keys import section
+from bitwright.errors import ConfigError
 
 _KEYS = ("layers_name", "convert_type")
 
@@ -17,10 +18,7 @@ class SpecialLayers(dict[str, Any]):
         if given is None or isinstance(given, cls):
             return cls() if given is None else given
         if isinstance(given, Mapping):
-            for key in given:
-                if key not in _KEYS:
-                    raise ConfigError(f"special_layers has no key {key!r}{suggest(str(key), _KEYS)}")
-            lists: list[Any] = [given.get(key, []) for key in _KEYS]
+            lists: list[Any] = [section("special_layers", given, _KEYS).get(key, []) for key in _KEYS]
         else:
             lists = [getattr(given, key, None) for key in _KEYS]
         for key, value in zip(_KEYS, lists, strict=True):
@@ -36,11 +34,3 @@ class SpecialLayers(dict[str, Any]):
         if twice is not None:
             raise ConfigError(f"special_layers names {twice!r} twice")
         return cls(zip(names, types, strict=True))
-
-
-def check_names(where: str, given: Iterable[str], known: Mapping[str, Any]) -> None:
-    """Refuse names that no module of the model has, all of them at once."""
-    lost = [name for name in given if name not in known]
-    if lost:
-        lines = (f"the model has no layer {name!r}{suggest(str(name), known)}" for name in lost)
-        raise UnknownNameError(f"{where}: " + "; ".join(lines))

@@ -8,10 +8,11 @@ from typing import Any
 from torch import nn
 from torch.nn.utils.parametrize import type_before_parametrizations
 
+from bitwright.compat.keys import check_names
 from bitwright.compat.quantrans.builder import QUANTRANSFORMERS
 from bitwright.compat.quantrans.quantops.builder import QUANLAYERS
 from bitwright.compat.quantrans.replace import quantized_twin
-from bitwright.compat.quantrans.special import SpecialLayers, check_names
+from bitwright.compat.quantrans.special import SpecialLayers
 from bitwright.errors import ConfigError, UnknownNameError, suggest
 from bitwright.module_swap import replace_modules
 
@@ -114,10 +115,7 @@ class mTransformerV2(Basemtransformer):
                 raise UnknownNameError(f"quan_policy: torch.nn has no layer {key!r}{suggest(key, known)}")
             self.register_dict[cls] = value
         for where, args in [*(quan_policy or {}).items(), *self.special_layers.items()]:
-            if not isinstance(args, Mapping) or "type" not in args:
-                raise ConfigError(f"{where!r}: a layer is described by a dict with the key 'type', not by {args!r}")
-            if not isinstance(args["type"], type):
-                QUANLAYERS.get(args["type"])
+            QUANLAYERS.class_of(args, f"{where!r}: ")
 
 
 @QUANTRANSFORMERS.register_module()

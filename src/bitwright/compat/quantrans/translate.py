@@ -1,17 +1,16 @@
 """QuanTransformer's config as a recipe: a quantized layer as specs, observers and methods, by class and by name."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from bitwright.compat.quantrans.builder import QUANTRANSFORMERS
 from bitwright.compat.quantrans.quantops.builder import QUANLAYERS
 from bitwright.compat.quantrans.quantops.kinds import Plan
 from bitwright.compat.quantrans.quantops.layer import QATLayer
-from bitwright.compat.quantrans.quantops.options import FLOAT_BITS, Qmodes
 from bitwright.compat.quantrans.special import SpecialLayers
 from bitwright.methods import METHODS
 from bitwright.recipe import Recipe, Rule, TensorRecipe
+from bitwright.spec import QuantSpec
 
 _BACKEND = "academic"  # its operators are convolutions and linear layers, as QuanTransformer's are
 _END_BITS = 8  # of its first and last layers, where no rule says otherwise
@@ -27,7 +26,7 @@ def to_recipe(config: Mapping[str, Any]) -> tuple[Recipe, list[str]]:
         notes.append("what else academic quantizes (Conv1d, Conv3d and transposed convolutions) is quantized alike")
         shared = {"weight": rules[0].weight, "activation": rules[0].input}
         return Recipe(backend=_BACKEND, rules=tuple(special), **shared), notes  # pyrefly: ignore
-    nothing = TensorRecipe(spec="float")  # pyrefly: ignore
+    nothing = _tensor(None)
     return Recipe(backend=_BACKEND, weight=nothing, activation=nothing, rules=(*rules, *special)), notes
 
 
@@ -40,30 +39,23 @@ def _is_everything(rules: list[Rule]) -> bool:
 
 
 def _rule(match: str, args: Mapping[str, Any], notes: list[str]) -> Rule:
-    wish = args["type"]
-    cls = wish if isinstance(wish, type) else QUANLAYERS.get(wish)
+    cls = QUANLAYERS.class_of(args, f"{match}: ")
     if not issubclass(cls, QATLayer):
         notes.append(f"{match}: {cls.__name__} is your own code; the recipe leaves these layers float")
         return Rule(match=match, skip=True, optional=":" in match)
     options, _ = cls._split({key: value for key, value in args.items() if key != "type"})
-    bits = [8 if wanted == FLOAT_BITS else wanted for wanted in (options.num_bit_w, options.num_bit_a)]
-    known = replace(options, num_bit_w=bits[0], num_bit_a=bits[1])
-    weight, activation = cls.kind.weight(known), cls.kind.activation(known)
-    if weight.follow:
+    plans = cls.kind.plans(options)
+    if plans[0].follow:
         notes.append(f"{match}: {cls.__name__} finds the range of the weight anew in each training step")
-    quantized = [options.num_bit_w != FLOAT_BITS, options.num_bit_a != FLOAT_BITS and options.quant_activation]
-    if not options.bSetQ or not any(quantized):
+    if not options.bSetQ or not any(options.quantized):
         return Rule(match=match, skip=True, optional=":" in match)
-    tensors = [_tensor(weight, options.q_mode), _tensor(activation, Qmodes.layer_wise)]
-    made = [t if on else TensorRecipe(spec="float") for t, on in zip(tensors, quantized, strict=True)]  # pyrefly: ignore
-    return Rule(match=match, weight=made[0], input=made[1], optional=":" in match)
+    weight, activation = (_tensor(p if on else None) for p, on in zip(plans, options.quantized, strict=True))
+    return Rule(match=match, weight=weight, input=activation, optional=":" in match)
 
 
-def _tensor(plan: Plan, q_mode: Qmodes) -> TensorRecipe:
+def _tensor(plan: Plan | None) -> TensorRecipe:
+    if plan is None:
+        return TensorRecipe(spec="float")  # pyrefly: ignore
     method = next(name for name in METHODS.names() if METHODS.get(name) is METHODS.get(plan.method))
-    return TensorRecipe(
-        spec=plan.parsed(q_mode),
-        observer=plan.observer,
-        method=method,
-        method_options=plan.method_options,
-    )
+    options = {"observer": plan.observer, "method": method, "method_options": plan.method_options}
+    return TensorRecipe(spec=QuantSpec.parse(plan.spec), **options)  # pyrefly: ignore

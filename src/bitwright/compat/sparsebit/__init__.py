@@ -3,5 +3,3 @@
 from bitwright.compat.sparsebit.quant_config import parse_qconfig
 from bitwright.compat.sparsebit.quant_model import QuantModel
 from bitwright.compat.sparsebit.translate import to_recipe
-
-__all__ = ["QuantModel", "parse_qconfig", "to_recipe"]

@@ -8,6 +8,7 @@ from torch import Tensor, fx, nn
 
 from bitwright.errors import ConfigError
 from bitwright.graph import CapturedModel, Inputs
+from bitwright.graph.evaluate import Evaluator
 from bitwright.graph.inputs import bind_inputs
 from bitwright.graph.names import node_name
 from bitwright.modes import eval_mode
@@ -32,7 +33,7 @@ def calibrate_on_quantized(model: nn.Module, batches: list[Inputs], w_quant: boo
         for site in weight_sites(model):
             if site.quantizer.calibrated:
                 site.quantizer.mode = Mode.QUANTIZE if w_quant else Mode.OFF
-        for node in runs.graph.graph.nodes:
+        for node in runs.nodes:
             quantizer = runs.quantizer(node)
             if quantizer is None or not quantizer.enabled:
                 runs.step(node)
@@ -45,7 +46,7 @@ def calibrate_on_quantized(model: nn.Module, batches: list[Inputs], w_quant: boo
                     runs.step(node)
                 quantizer.off()
             runs.forget_inputs(node)
-    for node in runs.graph.graph.nodes:
+    for node in runs.nodes:
         if (quantizer := runs.quantizer(node)) is not None:
             quantizer.observer.reset()
 
@@ -64,7 +65,7 @@ def layer_errors(model: nn.Module, inputs: Inputs, checker: Checker, alone: bool
     errors: dict[str, Any] = {}
     try:
         with torch.no_grad(), eval_mode(model):
-            for node in floats.graph.graph.nodes:
+            for node in floats.nodes:
                 _switch(before, False)
                 floats.step(node)
                 if alone and floats.quantizer(node) is None:
@@ -88,21 +89,19 @@ class _Runs:
                 f"{type(model).__name__} runs as it is written, not as one graph: it cannot be run node by node"
             )
         self.graph = model
-        self.values: list[dict[fx.Node, Any]] = []
-        self.left = {node: len(node.users) for node in model.graph.nodes}
-        heads = [node for node in model.graph.nodes if node.op == "placeholder"]
-        for inputs in batches:
-            given = bind_inputs(model, inputs.args, inputs.kwargs)
-            self.values.append({node: given[str(node.target)] for node in heads if str(node.target) in given})
+        self.nodes = [node for node in model.graph.nodes if node.op != "output"]
+        self.left = {node: len(node.users) for node in self.nodes}
+        given = [bind_inputs(model, inputs.args, inputs.kwargs) for inputs in batches]
+        heads = [node for node in self.nodes if node.op == "placeholder"]
+        self.values: list[dict[fx.Node, Any]] = [
+            {node: values.get(str(node.target), next(iter(node.args), None)) for node in heads} for values in given
+        ]
 
     def step(self, node: fx.Node) -> None:
         """Compute a node for every batch."""
-        interpreter = fx.Interpreter(self.graph)
         for values in self.values:
-            if node in values and node.op == "placeholder":
-                continue
-            interpreter.env = values
-            values[node] = interpreter.run_node(node)
+            if node.op != "placeholder":
+                values[node] = Evaluator(self.graph, values).compute(node)
 
     def forget_inputs(self, node: fx.Node) -> None:
         """Let go of what nothing after ``node`` reads."""
@@ -118,7 +117,7 @@ class _Runs:
 
     def quantizes(self, node: fx.Node) -> bool:
         """Whether a node is an operator with a quantized input or weight."""
-        if node.op == "output" or self.quantizer(node) is not None:
+        if self.quantizer(node) is not None:
             return False
         module = self.graph.get_submodule(str(node.target)) if node.op == "call_module" else None
         return isinstance(module, QuantMixin) or any(self.quantizer(n) for n in node.all_input_nodes)

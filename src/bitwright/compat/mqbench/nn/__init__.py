@@ -2,5 +2,3 @@
 
 from bitwright.compat.mqbench.nn import qat
 from bitwright.compat.mqbench.nn.frozen import FrozenBatchNorm1d, FrozenBatchNorm2d, FrozenBatchNorm3d
-
-__all__ = ["FrozenBatchNorm1d", "FrozenBatchNorm2d", "FrozenBatchNorm3d", "qat"]

@@ -26,24 +26,12 @@ def enable_calibration_woquantization(model: nn.Module, quantizer_type: str = "f
         quantizer_type: ``act_fake_quant``, ``weight_fake_quant``, ``fake_quant`` for both, or part of a name such as
             ``layer1_0_conv1_post_act_fake_quantizer`` or ``layer1.0.conv1.weight_fake_quant``.
     """
-
-    def switch(model: nn.Module) -> None:
-        weights, activations = _chosen(model, quantizer_type)
-        stepwise.stop(stepwise.all_quantizers(model))
-        stepwise.watch(model, [*weights, *activations])
-
-    when_prepared(model, switch)
+    when_prepared(model, lambda m: stepwise.watch(m, _only(m, quantizer_type)))
 
 
 def enable_calibration_quantization(model: nn.Module, quantizer_type: str = "fake_quant") -> None:
     """Let some quantizers quantize with ranges that follow the data; the others do nothing."""
-
-    def switch(model: nn.Module) -> None:
-        weights, activations = _chosen(model, quantizer_type)
-        stepwise.stop(stepwise.all_quantizers(model))
-        stepwise.follow([*weights, *activations])
-
-    when_prepared(model, switch)
+    when_prepared(model, lambda m: stepwise.follow(_only(m, quantizer_type)))
 
 
 def enable_quantization(model: nn.Module, weight_cali_on: bool = False, act_cali_on: bool = False) -> None:
@@ -77,14 +65,17 @@ def enable_all(model: nn.Module) -> None:
     enable_calibration_quantization(model)
 
 
-def _chosen(model: nn.Module, kind: str) -> tuple[list[TensorQuantizer], list[TensorQuantizer]]:
+def _only(model: nn.Module, kind: str) -> list[TensorQuantizer]:
+    """The quantizers with ``kind`` in their names; all are stopped."""
     weights, activations = stepwise.split_quantizers(model)
     named = [
-        [(f"{n.rpartition('.')[0]}.weight_fake_quant", q) for n, q in weights.items()],
-        [(f"{n.rpartition('.')[2]}_post_act_fake_quantizer", q) for n, q in activations.items()],
+        *((f"{n.rpartition('.')[0]}.weight_fake_quant", q) for n, q in weights.items()),
+        *((f"{n.rpartition('.')[2]}_post_act_fake_quantizer", q) for n, q in activations.items()),
     ]
-    found = [[q for name, q in part if kind in name] for part in named]
-    if not any(found):
-        known = [*_KINDS, *(name for part in named for name, _ in part)]
-        raise UnknownNameError(f"no quantizer has {kind!r} in its name{suggest(kind, known)}")
-    return found[0], found[1]
+    found = [quantizer for name, quantizer in named if kind in name]
+    if not found:
+        raise UnknownNameError(
+            f"no quantizer has {kind!r} in its name{suggest(kind, [*_KINDS, *(name for name, _ in named)])}"
+        )
+    stepwise.stop(quantizer for _, quantizer in named)
+    return found

@@ -3,5 +3,3 @@
 from bitwright.compat.pytorch_quantization.calib import calibrator, histogram, max
 from bitwright.compat.pytorch_quantization.calib.histogram import HistogramCalibrator, calibrate_weights
 from bitwright.compat.pytorch_quantization.calib.max import MaxCalibrator
-
-__all__ = ["HistogramCalibrator", "MaxCalibrator", "calibrate_weights", "calibrator", "histogram", "max"]

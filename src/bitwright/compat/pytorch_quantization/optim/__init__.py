@@ -1,5 +1,3 @@
 """Helpers for optimizers, under the old name of their module."""
 
 from bitwright.compat.pytorch_quantization.optim import helper
-
-__all__ = ["helper"]

@@ -2,5 +2,3 @@
 
 from bitwright.compat.pytorch_quantization.utils import quant_logging
 from bitwright.compat.pytorch_quantization.utils.reduce_amax import reduce_amax
-
-__all__ = ["quant_logging", "reduce_amax"]

@@ -57,13 +57,17 @@ class LayerRegistry(Registry[type[nn.Module]]):
         if name in self._replaced:
             self._items[name] = self._replaced.pop(name)
 
+    def class_of(self, cfg: object, where: str = "") -> type[nn.Module]:
+        """The class that ``cfg["type"]`` names, or is."""
+        if not isinstance(cfg, Mapping) or "type" not in cfg:
+            raise ConfigError(f"{where}a {self.kind} is described by a dict with the key 'type', not by {cfg!r}")
+        wish = cfg["type"]
+        return wish if isinstance(wish, type) else self.get(wish)
+
     def build(self, cfg: Mapping[str, Any], default_args: Mapping[str, Any] | None = None) -> nn.Module:
         """Make what ``cfg["type"]`` names (or is, a class) with the rest of ``cfg`` as its arguments."""
-        if not isinstance(cfg, Mapping) or "type" not in cfg:
-            raise ConfigError(f"a {self.kind} is built from a dict with the key 'type', not from {cfg!r}")
-        args = {**(default_args or {}), **cfg}
-        wish = args.pop("type")
-        cls = wish if isinstance(wish, type) else self.get(wish)
+        cls = self.class_of(cfg)
+        args = {key: value for key, value in {**(default_args or {}), **cfg}.items() if key != "type"}
         parameters = inspect.signature(cls).parameters
         unknown = next((key for key in args if key not in parameters), None)
         if unknown is not None and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):

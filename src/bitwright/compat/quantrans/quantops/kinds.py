@@ -1,28 +1,23 @@
 """Kinds of QAT layers: which method and observer quantize the weight and the input, given a layer's options."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from bitwright.compat.quantrans.quantops.options import COMMON, OFFSETS, STARTS, Options, Qmodes
-from bitwright.spec import QuantSpec
+from bitwright.compat.quantrans.quantops.options import COMMON, FLOAT_BITS, OFFSETS, STARTS, Options, Qmodes
 
 _STARTS = {1: "LSQPlusObserver", 2: "LSQObserver", 3: "MSEObserver"}
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How one tensor is quantized."""
+    """How one tensor is quantized; with ``follow``, the range is that of each tensor while training."""
 
     spec: str
     observer: str = "MinMaxObserver"
     method: str = "FixedFakeQuantize"
     method_options: dict[str, Any] = field(default_factory=dict)
     follow: bool = False
-
-    def parsed(self, q_mode: Qmodes = Qmodes.layer_wise) -> QuantSpec:
-        """The spec, one scale per output channel if ``q_mode`` asks for it."""
-        return QuantSpec.parse(self.spec + (" channel:0" if q_mode is Qmodes.kernel_wise else ""))
 
 
 @dataclass(frozen=True)
@@ -42,6 +37,14 @@ class Kind:
     activation: Callable[[Options], Plan]
     options: frozenset[str] = COMMON
     defaults: dict[str, Any] = field(default_factory=dict)
+
+    def plans(self, options: Options) -> tuple[Plan, Plan]:
+        """How the weight and the input are quantized; for what stays float, as if it had eight bits."""
+        bits = [8 if wanted == FLOAT_BITS else wanted for wanted in (options.num_bit_w, options.num_bit_a)]
+        known = replace(options, num_bit_w=bits[0], num_bit_a=bits[1])
+        weight = self.weight(known)
+        by_kernel = replace(weight, spec=f"{weight.spec} channel:0") if options.q_mode is Qmodes.kernel_wise else weight
+        return by_kernel, self.activation(known)
 
 
 def _lsq_plus(bits: int, observer: str, offset: bool, signed: bool, scaled: bool) -> Plan:

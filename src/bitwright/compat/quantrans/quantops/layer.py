@@ -1,13 +1,12 @@
 """QATLayer: mixed before a quantized operator, makes a layer of QuanTransformer's kind of it."""
 
-from dataclasses import replace
 from typing import Any, ClassVar, Self
 
 from torch import Tensor, nn
 
 from bitwright.compat.quantrans.quantops.builder import QUANLAYERS
 from bitwright.compat.quantrans.quantops.kinds import Kind
-from bitwright.compat.quantrans.quantops.options import FLOAT_BITS, Options, Qmodes, split_options
+from bitwright.compat.quantrans.quantops.options import Options, split_options
 from bitwright.compat.quantrans.quantops.quantizer import first_batch_quantizer, switch
 from bitwright.errors import ConfigError
 from bitwright.nn.layer import QuantLayer
@@ -48,11 +47,9 @@ class QATLayer(QuantLayer):
     def _equip(self, options: Options) -> None:
         self.options = options
         self.quantize_bias = False
-        # What stays float has a quantizer all the same, switched off; its bits do not matter.
-        bits = [8 if wanted == FLOAT_BITS else wanted for wanted in (options.num_bit_w, options.num_bit_a)]
-        made = replace(options, num_bit_w=bits[0], num_bit_a=bits[1])
-        self._weight_quantizer = first_batch_quantizer(self.kind.weight(made), options.q_mode)
-        self._input_quantizer = first_batch_quantizer(self.kind.activation(made), Qmodes.layer_wise)
+        weight, activation = self.kind.plans(options)
+        self._weight_quantizer = first_batch_quantizer(weight)
+        self._input_quantizer = first_batch_quantizer(activation)
         self.bSetQ = options.bSetQ
 
     @property
@@ -62,13 +59,11 @@ class QATLayer(QuantLayer):
 
     @bSetQ.setter
     def bSetQ(self, on: bool) -> None:
-        options = self.options
         self._set = on
-        weight = on and options.num_bit_w != FLOAT_BITS
-        activation = on and options.quant_activation and options.num_bit_a != FLOAT_BITS
-        switch(self._weight_quantizer, weight, tuple(self.weight.shape))
+        weight, activation = self.options.quantized
+        switch(self._weight_quantizer, on and weight, tuple(self.weight.shape))
         if isinstance(self._input_quantizer, TensorQuantizer):
-            switch(self._input_quantizer, activation)
+            switch(self._input_quantizer, on and activation)
 
     @property
     def num_bit_w(self) -> int:
@@ -94,8 +89,8 @@ class QATLayer(QuantLayer):
         return super().compute(x, weight, bias, *args, **kwargs)
 
 
-def qat_layer(name: str, kind: Kind, operator: type[QuantLayer], module: str) -> Any:
+def qat_layer(name: str, kind: Kind, operator: type[QuantLayer]) -> Any:
     """Make and register the layer of a kind for an operator."""
     doc = f"{operator.__name__.removeprefix('Quant')}: {kind.title}; arguments in :class:`Options`."
-    made = type(name, (QATLayer, operator), {"kind": kind, "__module__": module, "__doc__": doc})
+    made = type(name, (QATLayer, operator), {"kind": kind, "__module__": f"{__package__}.layers", "__doc__": doc})
     return QUANLAYERS.register_module()(made)

@@ -54,6 +54,11 @@ class Options:
     scale_grad: bool = True
     debug: bool = False
 
+    @property
+    def quantized(self) -> tuple[bool, bool]:
+        """Whether the weight and the input are quantized, as far as bits say."""
+        return self.num_bit_w != FLOAT_BITS, self.quant_activation and self.num_bit_a != FLOAT_BITS
+
 
 COMMON = frozenset({"num_bit_w", "num_bit_a", "bSetQ", "quant_activation", "q_mode", "debug"})
 OFFSETS = frozenset({"signed", "add_offset_a", "scale_grad"})

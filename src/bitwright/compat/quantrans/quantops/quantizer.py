@@ -6,15 +6,13 @@ import torch
 from torch import Tensor
 
 from bitwright.compat.quantrans.quantops.kinds import Plan
-from bitwright.compat.quantrans.quantops.options import Qmodes
 from bitwright.quantizer import TensorQuantizer
 
 
-def first_batch_quantizer(plan: Plan, q_mode: Qmodes) -> TensorQuantizer:
+def first_batch_quantizer(plan: Plan) -> TensorQuantizer:
     """Make a disabled quantizer that takes its range from the first tensor, or in training from each, if it follows."""
-    quantizer = TensorQuantizer(
-        plan.parsed(q_mode), plan.observer, plan.method, method_options=plan.method_options, dynamic=True
-    )
+    options = plan.method_options
+    quantizer = TensorQuantizer(plan.spec, plan.observer, plan.method, method_options=options, dynamic=True)
     quantizer.register_forward_pre_hook(_follow if plan.follow else _begin)
     quantizer.disable()
     return quantizer
@@ -32,21 +30,16 @@ def switch(quantizer: TensorQuantizer, on: bool, shape: tuple[int, ...] = ()) ->
     quantizer.quantize()
 
 
-def _begin(quantizer: Any, args: tuple[Tensor, ...]) -> None:
-    if quantizer.quantizes and not quantizer.calibrated:
-        _take_range(quantizer, args[0])
-
-
-def _follow(quantizer: Any, args: tuple[Tensor, ...]) -> None:
-    if quantizer.quantizes and (quantizer.training or not quantizer.calibrated):
-        _take_range(quantizer, args[0])
-
-
-def _take_range(quantizer: TensorQuantizer, x: Tensor) -> None:
-    if not x.numel():
+def _begin(quantizer: Any, args: tuple[Tensor, ...], follow: bool = False) -> None:
+    x, known = args[0], quantizer.calibrated and not (follow and quantizer.training)
+    if known or not quantizer.quantizes or not x.numel():
         return
     try:
         quantizer.observer(x)
         quantizer.compute_qparams()
     finally:
         quantizer.observer.reset()
+
+
+def _follow(quantizer: Any, args: tuple[Tensor, ...]) -> None:
+    _begin(quantizer, args, follow=True)

@@ -2,5 +2,3 @@
 
 from bitwright.compat.sparsebit.quant_config import parse_qconfig
 from bitwright.compat.sparsebit.quant_model import QuantModel
-
-__all__ = ["QuantModel", "parse_qconfig"]

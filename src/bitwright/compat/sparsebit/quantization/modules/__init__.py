@@ -2,5 +2,3 @@
 
 from bitwright.nn.opr import QuantOpr
 from bitwright.nn.registry import register_qmodule
-
-__all__ = ["QuantOpr", "register_qmodule"]

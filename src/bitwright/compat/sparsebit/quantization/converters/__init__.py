@@ -9,13 +9,3 @@ from bitwright.graph import (
     ReplaceStrategy,
     register_schedule,
 )
-
-__all__ = [
-    "InputMatchType",
-    "InputMatchingType",
-    "MatcherNode",
-    "MatchingNode",
-    "ReplacePatternBase",
-    "ReplaceStrategy",
-    "register_schedule",
-]
