@@ -112,7 +112,8 @@ def test_what_a_runtime_does_not_execute_is_not_believed(cases) -> None:
 
     proof = RuntimeProof("claims", "1")
     loaded = OnnxFile.read(file)
-    add_coverage(proof, Claims(), loaded, loaded.record, bw.ledger_of(model), {"x": x.numpy()})
+    claims = Claims()
+    add_coverage(proof, claims, claims.profile(loaded, {}), loaded, bw.ledger_of(model), {"x": x.numpy()})
     assert [(o.name, o.kind, o.integer) for o in proof.operators] == [("stem", "conv2d", False)]
     assert proof.coverage == 0.0
     assert set(proof.unweighed) == {"conv1", "conv2", "fc"}

@@ -131,7 +131,7 @@ def test_bad_input(cases, tmp_path: Path) -> None:
         bw.verify(model, file, [x], limits={"speedup": 1.0}, latency=False)
     with pytest.raises(VerifyError, match="the data to verify with is empty"):
         bw.verify(model, file, [])
-    with pytest.raises(VerifyError, match="onnxruntime cannot run the file on the batch"):
+    with pytest.raises(VerifyError, match="onnxruntime cannot run the file on x float32"):
         bw.verify(model, file, [torch.randn(2, 5, 16, 16)], runtimes=["onnxruntime"])
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from bitwright.exporting import ExportRecord, LoadedFile
+from bitwright.exporting import LoadedFile
 from bitwright.preparation import Ledger
 from bitwright.verification.proof import OperatorCheck, RuntimeProof
 from bitwright.verification.runtimes.base import Executed, Runtime
@@ -16,15 +16,14 @@ _FLOAT_VERDICTS = ("float", "partly")
 def add_coverage(
     proof: RuntimeProof,
     runtime: Runtime,
+    executed: list[Executed],
     file: LoadedFile,
-    record: ExportRecord,
     ledger: Ledger,
     feeds: Mapping[str, np.ndarray],
 ) -> None:
-    """Run the file once more, and enter what was executed into the proof."""
-    executed = runtime.executed(file, feeds)
+    """Enter what was executed into the proof."""
     work = file.multiply_adds(feeds)
-    namer = _Namer(runtime, file, record, ledger, set(work))
+    namer = _Namer(runtime, file, ledger, set(work))
     proof.operators = [_check(e, namer, work) for e in executed if e.role == "compute"]
     proof.others = dict(Counter(str(e.role) for e in executed if e.role != "compute"))
     claimed = {name for e in executed for name in e.nodes}
@@ -47,13 +46,12 @@ def _check(executed: Executed, namer: "_Namer", work: Mapping[str, int | None]) 
 class _Namer:
     """Speaks of the file's operators in the user's words."""
 
-    def __init__(
-        self, runtime: Runtime, file: LoadedFile, record: ExportRecord, ledger: Ledger, heavy: set[str]
-    ) -> None:
+    def __init__(self, runtime: Runtime, file: LoadedFile, ledger: Ledger, heavy: set[str]) -> None:
         self._runtime, self._heavy = runtime, heavy
+        operators = file.record.operators if file.record is not None else ()
         self._types = {node.name: node.type for node in file.nodes()}
-        self._origins = {o.node: o for o in record.operators}
-        self._has_heavy = Counter(o.name for o in record.operators if o.node in heavy)
+        self._origins = {o.node: o for o in operators}
+        self._has_heavy = Counter(o.name for o in operators if o.node in heavy)
         self._reasons = {e.name: e.reason for e in ledger.entries if e.verdict.value in _FLOAT_VERDICTS and e.reason}
 
     def names(self, nodes: tuple[str, ...]) -> list[str]:

@@ -1,6 +1,5 @@
 """Feeds: a model's inputs as the arrays that a file takes."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -22,11 +21,10 @@ def feeds_of(model: nn.Module, file: LoadedFile, inputs: Inputs) -> dict[str, np
     return {name: as_array(named[argument]) for name, argument in zip(file.inputs, wanted, strict=True)}
 
 
-def first_sample(feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The first sample of a batch."""
-    return {name: value[:1] if value.ndim else value for name, value in feeds.items()}
-
-
 def as_array(value: Any) -> np.ndarray:  # noqa: ANN401
     """A tensor, number or array as an array."""
-    return value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
+    if not isinstance(value, torch.Tensor):
+        return np.asarray(value)
+    if value.dtype is torch.bfloat16:
+        raise VerifyError("a runtime here takes no inputs in bfloat16: give them in float32 or float16")
+    return value.detach().cpu().numpy()

@@ -2,10 +2,10 @@
 
 import time
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
+from bitwright.errors import VerifyError
 from bitwright.exporting import LoadedFile
 from bitwright.verification.proof import Latency
 from bitwright.verification.runtimes.base import Runtime, Session
@@ -13,19 +13,17 @@ from bitwright.verification.runtimes.base import Runtime, Session
 _RUNS, _WARM_UP = 15, 3
 
 
-def measure_latency(
-    runtime: Runtime, file: LoadedFile, twin: LoadedFile, sample: Mapping[str, Any], batch: Mapping[str, Any]
-) -> Latency:
-    """Time the best of several runs on one sample, or on the batch if the file does not take one sample."""
+def measure_latency(runtime: Runtime, file: LoadedFile, twin: LoadedFile, batch: Mapping[str, np.ndarray]) -> Latency:
+    """Time the best of several runs on the first sample, or on the batch if the file does not take one sample."""
     files = (file, twin)
-    sessions = [runtime.session(f, threads=1) for f in files]
+    sessions = [runtime.open(f, threads=1) for f in files]
     precision = runtime.default_precision()
     if precision:
-        sessions += [runtime.session(f, threads=1, as_is=True) for f in files]
-    feeds = sample
+        sessions += [runtime.open(f, threads=1, as_is=True) for f in files]
+    feeds: Mapping[str, np.ndarray] = {name: value[:1] if value.ndim else value for name, value in batch.items()}
     try:
         sessions[0](feeds)
-    except Exception:  # a file with a fixed batch size
+    except VerifyError:  # a file with a fixed batch size
         feeds = batch
     best = [float("inf")] * len(sessions)
     for run in range(_WARM_UP + _RUNS):

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 
-from bitwright.errors import UnknownNameError, suggest
+from bitwright.errors import ConfigError, UnknownNameError, suggest
 from bitwright.verification.proof import OutputCheck, RuntimeProof
 
 
@@ -38,16 +38,24 @@ class Limits:
     equal: float | None = None
     speedup: float | None = None
 
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
+                raise ConfigError(f"the limit {field.name} must be a number of at least 0, or None, not {value!r}")
+
     @classmethod
     def parse(cls, limits: "Limits | Mapping[str, float | None] | None") -> "Limits | None":
-        """Read limits: a mapping changes the default ones, None is no limits at all."""
-        if limits is None or isinstance(limits, Limits):
-            return limits
-        known = [f.name for f in fields(cls)]
-        for name in limits:
-            if name not in known:
-                raise UnknownNameError(f"unknown limit {name!r}{suggest(name, known)}")
-        return replace(DEFAULT, **dict(limits))  # pyrefly: ignore
+        """Read limits: a mapping changes the default ones; None, or nothing but None, is no limits at all."""
+        if isinstance(limits, Mapping):
+            known = [f.name for f in fields(cls)]
+            for name in limits:
+                if name not in known:
+                    raise UnknownNameError(f"unknown limit {name!r}{suggest(name, known)}")
+            limits = replace(DEFAULT, **dict(limits))  # pyrefly: ignore
+        return None if limits == cls(None, None, None, None) else limits
 
     def missed_by(self, proof: RuntimeProof) -> list[str]:
         """Say which limits a runtime misses."""

@@ -1,13 +1,14 @@
 """Compare a file's outputs with the simulation's: all there, in order, of one shape and type, finite, and close."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from bitwright.errors import VerifyError
 from bitwright.graph import Inputs
 from bitwright.numerics import dequantize
 from bitwright.quantizer import TensorQuantizer
@@ -17,6 +18,8 @@ from bitwright.verification.tensors import rounding_by
 FLOAT_TOLERANCE = 1e-4
 """A share of an output's magnitude: what float32 in another order of summing may make of it."""
 _DRAWS = 4  # of noise
+_MANY = 16  # values that a channel needs for a magnitude of its own
+_LEAST = 0.01  # of the whole output's magnitude, which float arithmetic elsewhere in it may leave in a channel
 
 
 class OutputTally:
@@ -28,96 +31,85 @@ class OutputTally:
     """
 
     def __init__(self, names: Sequence[str], weight_sites: set[str]) -> None:
-        self._sums = {name: _Sums() for name in names}
+        self._checks = {name: OutputCheck(name) for name in names}
+        self._counts = dict.fromkeys(names, 0)
         self._weight_sites = weight_sites
 
-    def add(
-        self,
-        model: nn.Module,
-        inputs: Inputs,
-        given: Mapping[str, np.ndarray],
-        following: list[Tensor] | None,
-    ) -> None:
+    def add(self, model: nn.Module, inputs: Inputs, given: Mapping[str, np.ndarray], following: Any) -> None:  # noqa: ANN401
         """Compare the outputs on one batch.
 
         Args:
             model: the simulation.
             inputs: the batch.
             given: the runtime's outputs by name.
-            following: what the simulation made of the runtime's own quantized tensors, if that is known.
+            following: what the simulation made of the runtime's own quantized tensors; None if that is not known.
         """
-        free = simulate(model, inputs)
-        names = [*self._sums, *(f"number {i + 1}" for i in range(len(self._sums), len(free)))]
-        doubtful = False
-        for i, name in enumerate(names):
-            sums = self._sums.setdefault(name, _Sums())
+        free = tensors_in(simulate(model, inputs))
+        followed = [] if following is None else tensors_in(following)
+        doubtful: dict[int, float] = {}
+        for i, name in enumerate([*self._counts, *(f"number {i + 1}" for i in range(len(self._counts), len(free)))]):
+            check = self._checks.setdefault(name, OutputCheck(name))
             ours = free[i] if i < len(free) else None
-            sums.problem = sums.problem or _problem(ours, given.get(name), len(free))
-            if sums.problem or ours is None:
+            check.problem = check.problem or _problem(ours, given.get(name), len(free))
+            if check.problem or ours is None or not ours.numel():
                 continue
-            theirs = torch.from_numpy(np.array(given[name]))
-            sums.add(ours, theirs, None if following is None else following[i])
-            doubtful |= sums.doubtful
+            largest = self._add(check, ours, as_tensor(given[name]), followed[i] if i < len(followed) else None)
+            if largest > FLOAT_TOLERANCE * magnitude(ours):
+                doubtful[i] = largest
         if doubtful:
-            self._measure_noise(model, inputs, free)
+            noise = self._noise(model, inputs, free)
+            for check, i in zip(self._checks.values(), range(len(free)), strict=False):
+                if i in doubtful:
+                    check.steps = max(check.steps or 0.0, _ratio(doubtful[i], noise[i]))
+
+    def _add(self, check: OutputCheck, ours: Tensor, theirs: Tensor, following: Tensor | None) -> float:
+        gap = difference(ours, theirs)
+        largest, before = float(gap.max()), self._counts[check.name]
+        same = following is not None and following.shape == theirs.shape
+        local = _share(difference(following, theirs), ours) if same else None  # pyrefly: ignore
+        count = self._counts[check.name] = before + gap.numel()
+        check.mean = ((check.mean or 0.0) * before + float(gap.sum())) / count
+        check.largest = max(check.largest or 0.0, largest)
+        check.relative = max(check.relative or 0.0, _ratio(largest, magnitude(ours)))
+        check.steps = check.steps or 0.0
+        if not before:
+            check.local = local
+        elif check.local is not None:
+            check.local = None if local is None else max(check.local, local)
+        return largest
 
     def checks(self) -> list[OutputCheck]:
         """The differences found."""
-        return [sums.check(name) for name, sums in self._sums.items()]
+        for name, count in self._counts.items():
+            if not count and not self._checks[name].problem:
+                self._checks[name].problem = "has no values"
+        return list(self._checks.values())
 
-    def _measure_noise(self, model: nn.Module, inputs: Inputs, free: list[Tensor]) -> None:
+    def _noise(self, model: nn.Module, inputs: Inputs, free: list[Tensor]) -> list[float]:
+        """How far one step of noise at every quantizer moves each output, as far as it stays finite."""
         generator = torch.Generator().manual_seed(0)
+        largest = [0.0] * len(free)
 
         def rounding(name: str, call: int, quantizer: TensorQuantizer, x: Tensor) -> Tensor | None:
             return None if name in self._weight_sites else _one_step_off(quantizer, x, generator)
 
         for _ in range(_DRAWS):
             with rounding_by(model, rounding):
-                noisy = simulate(model, inputs)
-            for sums, ours, other in zip(self._sums.values(), free, noisy, strict=False):
+                noisy = tensors_in(simulate(model, inputs))
+            for i, (ours, other) in enumerate(zip(free, noisy, strict=False)):
                 if ours.shape == other.shape:
-                    sums.noise = max(sums.noise, _largest(difference(ours, other)))
+                    largest[i] = max(largest[i], _max(difference(ours, other)))
+        return largest
 
 
-@dataclasses.dataclass
-class _Sums:
-    """What is known of one output so far."""
+def _max(values: Tensor) -> float:
+    finite = values[torch.isfinite(values)]
+    return float(finite.max()) if finite.numel() else 0.0
 
-    problem: str = ""
-    largest: float = 0.0
-    total: float = 0.0
-    count: int = 0
-    reach: float = 0.0
-    noise: float = 0.0
-    local: float | None = 0.0
 
-    @property
-    def doubtful(self) -> bool:
-        """Whether it differs by more than float arithmetic explains."""
-        return self.largest > FLOAT_TOLERANCE * self.reach
-
-    def add(self, ours: Tensor, theirs: Tensor, following: Tensor | None) -> None:
-        gap = difference(ours, theirs)
-        self.largest = max(self.largest, _largest(gap))
-        self.total += float(gap.sum())
-        self.count += gap.numel()
-        self.reach = max(self.reach, _magnitude(ours))
-        if following is None or following.shape != theirs.shape:
-            self.local = None
-        elif self.local is not None:
-            self.local = max(self.local, _largest(difference(following, theirs)))
-
-    def check(self, name: str) -> OutputCheck:
-        if self.problem or not self.count:
-            return OutputCheck(name, problem=self.problem or "has no values")
-        return OutputCheck(
-            name,
-            largest=self.largest,
-            mean=self.total / self.count,
-            relative=_ratio(self.largest, self.reach),
-            steps=_ratio(self.largest, self.noise) if self.doubtful else 0.0,
-            local=None if self.local is None else _ratio(self.local, self.reach),
-        )
+def magnitude(x: Tensor) -> float:
+    """The largest finite magnitude; 1 for integers and booleans."""
+    return _max(x.detach().double().cpu().abs()) if x.is_floating_point() else 1.0
 
 
 def _ratio(value: float, unit: float) -> float:
@@ -126,15 +118,24 @@ def _ratio(value: float, unit: float) -> float:
     return value / unit if unit else float("inf")
 
 
-def _largest(gap: Tensor) -> float:
-    return float(gap.max()) if gap.numel() else 0.0
+def _share(gap: Tensor, ours: Tensor) -> float:
+    """The largest difference as a share of the magnitude: of the whole, and of every channel along any axis.
 
-
-def _magnitude(x: Tensor) -> float:
-    if not x.is_floating_point():
-        return 1.0
-    finite = x.detach().double().cpu().abs()
-    return _largest(finite[torch.isfinite(finite)])
+    A channel of probabilities beside one of pixels must not hide behind the pixels' magnitude.
+    """
+    whole = magnitude(ours)
+    worst = _ratio(float(gap.max()), whole)
+    if not ours.is_floating_point():
+        return worst
+    sizes = ours.detach().double().cpu().abs()
+    sizes[~torch.isfinite(sizes)] = 0.0
+    for axis in range(ours.ndim):
+        others = [d for d in range(ours.ndim) if d != axis]
+        if others and ours.numel() >= _MANY * ours.shape[axis]:
+            units = sizes.amax(others) + _LEAST * whole
+            gaps = gap.amax(others)
+            worst = max(worst, *(_ratio(g, u) for g, u in zip(gaps.tolist(), units.tolist(), strict=True)))
+    return worst
 
 
 def difference(ours: Tensor, theirs: Tensor) -> Tensor:
@@ -156,12 +157,22 @@ def _problem(ours: Tensor | None, theirs: np.ndarray | None, count: int) -> str:
         return f"is one too many: the simulation has {count}"
     if theirs is None:
         return "is missing in the file"
-    found = torch.from_numpy(np.array(theirs))
+    found = as_tensor(theirs)
     if found.shape != ours.shape:
         return f"has the shape {list(found.shape)}, in the simulation {list(ours.shape)}"
-    if found.is_floating_point() != ours.is_floating_point():
+    if found.dtype != ours.dtype:
         return f"has the type {found.dtype}, in the simulation {ours.dtype}"
     return ""
+
+
+def as_tensor(value: np.ndarray) -> Tensor:
+    """An array as a tensor of the same type."""
+    if value.dtype.name == "bfloat16":  # numpy has no such type of its own
+        return torch.from_numpy(value.view(np.int16).copy()).view(torch.bfloat16)
+    try:
+        return torch.from_numpy(np.array(value))
+    except TypeError as error:
+        raise VerifyError(f"torch has no type for the {value.dtype} that the runtime gave") from error
 
 
 def _one_step_off(quantizer: TensorQuantizer, x: Tensor, generator: torch.Generator) -> Tensor:
@@ -174,20 +185,29 @@ def _one_step_off(quantizer: TensorQuantizer, x: Tensor, generator: torch.Genera
     return dequantize(integers, *quantizer.qparams(), method.axis, method.group).to(x.dtype)
 
 
-def flatten(value: Any) -> list[Tensor]:  # noqa: ANN401
-    """The tensors in a model's result, in the order in which the exporter lists them."""
-    if isinstance(value, Tensor):
-        return [value]
+def leaves(value: Any) -> Iterator[Any]:  # noqa: ANN401
+    """What a model's result is made of, in the order in which the exporter lists it."""
     if isinstance(value, Mapping):
-        return [t for v in value.values() for t in flatten(v)]
+        value = list(value.values())
+    elif dataclasses.is_dataclass(value):
+        value = [getattr(value, f.name) for f in dataclasses.fields(value)]
     if isinstance(value, tuple | list):
-        return [t for v in value for t in flatten(v)]
-    if dataclasses.is_dataclass(value):
-        return [t for f in dataclasses.fields(value) for t in flatten(getattr(value, f.name))]
-    return []
+        for item in value:
+            yield from leaves(item)
+    else:
+        yield value
 
 
-def simulate(model: nn.Module, inputs: Inputs) -> list[Tensor]:
-    """The simulation's outputs on one batch."""
-    with torch.no_grad():
-        return flatten(model(*inputs.args, **inputs.kwargs))
+def tensors_in(result: Any) -> list[Tensor]:  # noqa: ANN401
+    """The tensors of a model's result."""
+    return [leaf for leaf in leaves(result) if isinstance(leaf, Tensor)]
+
+
+def simulate(model: nn.Module, inputs: Inputs) -> Any:  # noqa: ANN401
+    """The simulation's result on one batch."""
+    try:
+        with torch.no_grad():
+            return model(*inputs.args, **inputs.kwargs)
+    except Exception as error:
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise VerifyError(f"the model refuses the batch {inputs}: {first}") from error

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -21,14 +20,14 @@ from bitwright.preparation import Ledger, ledger_of
 from bitwright.progress import track
 from bitwright.quantizer import quantizers
 from bitwright.verification.coverage import add_coverage
-from bitwright.verification.feeds import as_array, feeds_of, first_sample
+from bitwright.verification.feeds import as_array, feeds_of
 from bitwright.verification.hardware import hardware_notes
 from bitwright.verification.identity import check_identity
 from bitwright.verification.latency import measure_latency
 from bitwright.verification.limits import DEFAULT, Limits
-from bitwright.verification.outputs import OutputTally, simulate
+from bitwright.verification.outputs import OutputTally, as_tensor, leaves, simulate
 from bitwright.verification.proof import Proof, RuntimeProof, TensorCheck
-from bitwright.verification.runtimes.base import RUNTIMES, Arrays, Runtime, Session
+from bitwright.verification.runtimes.base import RUNTIMES, Runtime
 from bitwright.verification.tensors import TensorTally
 from bitwright.verification.watching import Watcher
 
@@ -81,10 +80,9 @@ def verify(
         for runtime in chosen:
             asked = runtimes is not None or runtime is chosen[0]
             try:
-                found = _Proving(model, file, record, runtime, ledger).run(data, progress)
+                found = _prove(model, file, record, runtime, data, progress)
                 if latency:
-                    feeds = feeds_of(model, file, data[0])
-                    found.latency = measure_latency(runtime, file, twin, first_sample(feeds), feeds)
+                    found.latency = measure_latency(runtime, file, twin, feeds_of(model, file, data[0]))
                 missed = bounds.missed_by(found) if bounds is not None else []
                 if missed and not asked:
                     raise VerifyError("; ".join(missed))
@@ -106,15 +104,16 @@ def run_file(path: str | os.PathLike[str], runtime: str = "onnxruntime") -> Call
     source = Path(path)
     program = RUNTIMES.get(runtime)()
     file = format_of(source).read(source)
-    session = program.session(file)
-    names = file.inputs
+    session, names = program.open(file), file.inputs
 
     def call(*args: torch.Tensor, **kwargs: torch.Tensor) -> Any:  # noqa: ANN401
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         if len(args) + len(kwargs) != len(names) or sorted(given) != sorted(names):
             raise ConfigError(f"the file takes the inputs {names}; {len(args)} and {sorted(kwargs)} were given")
-        results = _run(program, session, {k: as_array(v) for k, v in given.items()}, "these inputs")
-        tensors = tuple(torch.from_numpy(np.array(results[name])) for name in file.outputs)
+        results = session({k: as_array(v) for k, v in given.items()})
+        if missing := [name for name in file.outputs if name not in results]:
+            raise VerifyError(f"{runtime} does not give the output {missing[0]}")
+        tensors = tuple(as_tensor(results[name]) for name in file.outputs)
         return tensors[0] if len(tensors) == 1 else tensors
 
     return call
@@ -132,47 +131,42 @@ def _choose(names: Iterable[str] | None, ledger: Ledger) -> list[Runtime]:
     return [RUNTIMES.get(n)() for n in known if RUNTIMES.get(n).available()] or [RUNTIMES.get(known[0])()]
 
 
-def _run(runtime: Runtime, session: Session, feeds: Arrays, what: str) -> Arrays:
-    try:
-        return session(feeds)
-    except Exception as error:
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise VerifyError(f"{runtime.name} cannot run the file on {what}: {first}") from error
+def _prove(
+    model: nn.Module, file: LoadedFile, record: ExportRecord, runtime: Runtime, data: list[Inputs], show: bool | None
+) -> RuntimeProof:
+    """Do the work on one runtime."""
+    if record.format not in runtime.formats:
+        raise VerifyError(f"{runtime.name} executes {', '.join(runtime.formats)}, not {record.format}")
+    proof = RuntimeProof(runtime.name, runtime.version, dict(runtime.settings))
+    simulation = model if record.quantized else float_twin(model).model
+    weights = {t.quantizer for t in record.tensors if t.kind == "weight"}
+    tensors, outputs = TensorTally(record.tensors, file.constant), OutputTally(file.outputs, weights)
+    session, watch, executed = runtime.open(file), None, None
+    for inputs in track(data, f"verifying in {runtime.name}", show=show):
+        feeds = feeds_of(model, file, inputs)
+        results = session(feeds)
+        if executed is None:
+            executed = runtime.profile(file, feeds)
+            add_coverage(proof, runtime, executed, file, ledger_of(model), feeds)
+        following = None
+        if record.quantized:
+            watch = watch or Watcher(runtime, file, feeds, results, executed).watch(tensors.watched)
+            with tensors.follow(model, watch(feeds), watch.fused, watch.untouched):
+                following = simulate(model, inputs)
+        outputs.add(simulation, inputs, results, following)
+    proof.outputs, proof.tensors = outputs.checks(), tensors.checks() if record.quantized else _all_float(model)
+    proof.notes += [*hardware_notes(file, record), *_lost_results(simulate(simulation, data[0]))]
+    return proof
 
 
-class _Proving:
-    """The work on one runtime."""
+def _all_float(model: nn.Module) -> list[TensorCheck]:
+    placed = {name: q for name, q in quantizers(model).items() if q.quantizes}
+    return [TensorCheck(q.label or name, reason=_FLOAT_FILE) for name, q in placed.items()]
 
-    def __init__(
-        self, model: nn.Module, file: LoadedFile, record: ExportRecord, runtime: Runtime, ledger: Ledger
-    ) -> None:
-        self.model, self.file, self.record, self.runtime, self.ledger = model, file, record, runtime, ledger
-        self.simulation = model if record.quantized else float_twin(model).model
 
-    def run(self, data: list[Inputs], progress: bool | None) -> RuntimeProof:
-        runtime, file, record = self.runtime, self.file, self.record
-        if record.format not in runtime.formats:
-            raise VerifyError(f"{runtime.name} executes {', '.join(runtime.formats)}, not {record.format}")
-        proof = RuntimeProof(runtime.name, runtime.version, dict(runtime.settings))
-        weights = {t.quantizer for t in record.tensors if t.kind == "weight"}
-        tensors, outputs = TensorTally(record.tensors, file.constant), OutputTally(file.outputs, weights)
-        session, watch = runtime.session(file), None
-        for inputs in track(data, f"verifying in {runtime.name}", show=progress):
-            feeds = feeds_of(self.model, file, inputs)
-            results = _run(runtime, session, feeds, f"the batch {inputs}")
-            if watch is None:
-                watch = Watcher(runtime, file, feeds, results).watch(tensors.watched)
-            following = None
-            if record.quantized:
-                given = _run(runtime, watch, feeds, f"the batch {inputs}")
-                with tensors.follow(self.model, given, watch.fused, watch.untouched):
-                    following = simulate(self.model, inputs)
-            outputs.add(self.simulation, inputs, results, following)
-        proof.outputs, proof.tensors = outputs.checks(), tensors.checks() if record.quantized else self._all_float()
-        add_coverage(proof, runtime, file, record, self.ledger, feeds_of(self.model, file, data[0]))
-        proof.notes += hardware_notes(file, record)
-        return proof
-
-    def _all_float(self) -> list[TensorCheck]:
-        placed = {name: q for name, q in quantizers(self.model).items() if q.quantizes}
-        return [TensorCheck(q.label or name, reason=_FLOAT_FILE) for name, q in placed.items()]
+def _lost_results(result: Any) -> list[str]:  # noqa: ANN401
+    """What of a model's result is not in the file, as it is no tensor."""
+    lost = [repr(leaf)[:40] for leaf in leaves(result) if leaf is not None and not isinstance(leaf, torch.Tensor)]
+    return (
+        [f"the file gives tensors only; of what the model returns, it does not have {', '.join(lost)}"] if lost else []
+    )

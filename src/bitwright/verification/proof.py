@@ -129,7 +129,7 @@ class RuntimeProof:
         tensors: the quantized tensors, compared or with the reason why not.
         operators: what it executed, but for what only moves or converts values.
         others: how many operators it executed that move values, convert them, or compute indices.
-        unweighed: the user's operators whose multiply–adds could not be given to an executed one.
+        unweighed: the layers and products that no executed operator claims to be.
         latency: its speed, if measured.
         notes: what else there is to know.
     """
@@ -147,8 +147,12 @@ class RuntimeProof:
 
     @property
     def coverage(self) -> float | None:
-        """Share of the executed operators that ran in integers, by number."""
-        return sum(o.integer for o in self.operators) / len(self.operators) if self.operators else None
+        """Share of the executed operators that ran in integers, by number.
+
+        A layer of which the runtime does not tell how it ran counts as one that did not.
+        """
+        total = len(self.operators) + len(self.unweighed)
+        return sum(o.integer for o in self.operators) / total if self.operators else None
 
     @property
     def coverage_multiply_adds(self) -> float | None:

@@ -155,21 +155,26 @@ class TensorTally:
     ) -> Tensor | None:
         """Compare integers, or fp8 numbers, and return the runtime's; None, with the reason, where that cannot be."""
         if given is None:
-            check.reason = "the runtime does not give it out"
-            return None
-        stored = given.view(np.uint8) if "float8" in given.dtype.name else given
-        theirs = torch.from_numpy(np.array(stored)).to(ours.device)
+            return _give_up(check, "the runtime does not give it out")
+        theirs = torch.from_numpy(np.array(given.view(np.uint8) if "float8" in given.dtype.name else given))
+        theirs = theirs.to(ours.device)
         if theirs.shape != ours.shape:
-            check.reason = f"its shape is {list(theirs.shape)} in the file and {list(ours.shape)} in the simulation"
-            check.values = 0
-            return None
+            return _give_up(
+                check, f"its shape is {list(theirs.shape)} in the file and {list(ours.shape)} in the simulation"
+            )
         if ours.is_floating_point():  # fp8, as its bits or as float32
             theirs = theirs.to(ours.dtype) if theirs.is_floating_point() else theirs.view(ours.dtype)
+        elif theirs.is_floating_point():
+            return _give_up(check, f"the runtime gives it out as {given.dtype}, not as integers")
         elif entry.shift:
             theirs = theirs.to(torch.int32) - entry.shift
         if not check.reason and ours.numel():
             _add(check, (_steps(ours) - _steps(theirs)).abs())
         return theirs
+
+
+def _give_up(check: TensorCheck, reason: str) -> None:
+    check.reason, check.values = reason, 0
 
 
 def _add(check: TensorCheck, gap: Tensor) -> None:
@@ -185,6 +190,6 @@ def _add(check: TensorCheck, gap: Tensor) -> None:
 def _steps(stored: Tensor) -> Tensor:
     """Integers as they are; of fp8 the place among the numbers of the format, so that neighbours differ by one."""
     if not stored.is_floating_point():
-        return stored.to(torch.int32)
+        return stored.to(torch.int64)
     bits = stored.view(torch.uint8).to(torch.int32)
     return torch.where(bits >= 128, 128 - bits, bits)

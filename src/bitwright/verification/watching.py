@@ -9,10 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import torch
 
 from bitwright.exporting import FileNode, LoadedFile
-from bitwright.verification.outputs import difference
+from bitwright.verification.outputs import as_tensor, difference, magnitude
 from bitwright.verification.runtimes.base import Arrays, Executed, Runtime, Session
 
 _SAME = 1e-6  # a share of an output's magnitude; one step of one value, anywhere, makes more
@@ -51,13 +50,19 @@ class Watcher:
         file: the file.
         feeds: a batch.
         results: the outputs on it, of the file as it is.
+        executed: what the runtime executed for it.
     """
 
     def __init__(
-        self, runtime: Runtime, file: LoadedFile, feeds: Mapping[str, np.ndarray], results: Mapping[str, np.ndarray]
+        self,
+        runtime: Runtime,
+        file: LoadedFile,
+        feeds: Mapping[str, np.ndarray],
+        results: Mapping[str, np.ndarray],
+        executed: list[Executed],
     ) -> None:
         self.runtime, self.file, self.feeds, self.results = runtime, file, feeds, results
-        self.nodes, self.executed = file.nodes(), runtime.executed(file, feeds)
+        self.nodes, self.executed = file.nodes(), executed
         self.fused = _fused(self.nodes, self.executed)
         self.tries = 0
 
@@ -81,11 +86,11 @@ class Watcher:
     def _try(self, tensors: list[str]) -> tuple[Watch, bool]:
         self.tries += 1
         file = self.file.watching(tensors)
-        watch = Watch(file, tensors, self.runtime.session(file))
+        watch = Watch(file, tensors, self.runtime.open(file))
         seen = watch.session(self.feeds) if watch.session is not None else {}
         same = all(_same(value, seen.get(name)) for name, value in self.results.items())
         if same and self.fused:  # what was not rounded must not be rounded now
-            same = _fused(self.nodes, self.runtime.executed(file, self.feeds)).keys() == self.fused.keys()
+            same = _fused(self.nodes, self.runtime.profile(file, self.feeds)).keys() == self.fused.keys()
         return watch, same
 
     def _transparent(self, tensors: list[str]) -> Watch | None:
@@ -106,11 +111,9 @@ class Watcher:
 def _same(expected: np.ndarray, seen: np.ndarray | None) -> bool:
     if seen is None or expected.shape != seen.shape:
         return False
-    ours, theirs = (torch.from_numpy(np.array(v)) for v in (expected, seen))
+    ours, theirs = as_tensor(expected), as_tensor(seen)
     gap = difference(ours, theirs)
-    finite = ours.double().abs()[torch.isfinite(ours.double())]
-    reach = float(finite.max()) if finite.numel() else 0.0
-    return not gap.numel() or float(gap.max()) <= _SAME * reach
+    return not gap.numel() or float(gap.max()) <= _SAME * magnitude(ours)
 
 
 def _fused(nodes: list[FileNode], executed: list[Executed]) -> dict[str, str]:

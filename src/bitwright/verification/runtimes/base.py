@@ -1,20 +1,43 @@
 """Runtimes that execute an exported file on this machine. A new one is one file with ``@register_runtime``."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from bitwright.errors import MissingExtraError
+from bitwright.errors import BitwrightError, MissingExtraError, VerifyError
 from bitwright.registry import Registry
 
 Arrays = dict[str, np.ndarray]
 Session = Callable[[Mapping[str, np.ndarray]], Arrays]
 Role = Literal["compute", "movement", "conversion", "index"]
 RUNTIMES: Registry[type["Runtime"]] = Registry("runtime")
+
+# What runtimes call the operators that only move values, and those that only change their type.
+_MOVEMENTS = {
+    *("Reshape", "Transpose", "Concat", "Concatenation", "QLinearConcat", "Split", "SplitToSequence", "VariadicSplit"),
+    *("Slice", "StridedSlice", "Gather", "GatherND", "GatherElements", "ScatterND", "ScatterElements", "ScatterUpdate"),
+    *("ScatterNDUpdate", "ScatterElementsUpdate", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Expand", "Broadcast"),
+    *("Tile", "Pad", "DepthToSpace", "SpaceToDepth", "ShuffleChannels", "Reorder", "ReorderInput", "ReorderOutput"),
+    *("Shape", "ShapeOf", "Size", "ConstantOfShape", "Constant", "Const", "Parameter", "Result", "Input", "Output"),
+    *("MemoryInput", "MemoryOutput", "MemcpyFromHost", "MemcpyToHost", "Reverse", "Trilu"),
+}
+_CONVERSIONS = {
+    *("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "Cast", "FakeQuantize", "Convert", "Quantize"),
+}
+
+
+def role_of(kind: str, *, index: bool) -> Role:
+    """The role of what a runtime calls ``kind``; ``index`` says that it computes neither floats nor bytes."""
+    if kind in _MOVEMENTS:
+        return "movement"
+    if kind in _CONVERSIONS:
+        return "conversion"
+    return "index" if index else "compute"
 
 
 @dataclass(frozen=True)
@@ -85,6 +108,46 @@ class Runtime(ABC):
     @abstractmethod
     def executed(self, file: Any, feeds: Mapping[str, np.ndarray]) -> list[Executed]:  # noqa: ANN401
         """Run a file once and tell every operator that was executed."""
+
+    def open(self, file: Any, threads: int = 0, *, as_is: bool = False) -> Session:  # noqa: ANN401
+        """Load a file as ``session`` does; what fails, or gives anything but arrays by name, raises a VerifyError."""
+        with self._failures("refuses the file"):
+            session = self.session(file, threads, as_is=as_is)
+
+        def run(feeds: Mapping[str, np.ndarray]) -> Arrays:
+            given = ", ".join(f"{name} {value.dtype}{list(value.shape)}" for name, value in feeds.items())
+            with self._failures(f"cannot run the file on {given}"):
+                results = session(feeds)
+            if not isinstance(results, Mapping):
+                raise VerifyError(f"{self.name} gave {type(results).__name__} for the outputs, not arrays by name")
+            for name, value in results.items():
+                if not isinstance(value, np.ndarray) or value.dtype.kind in "OSUMm":
+                    kind = value.dtype if isinstance(value, np.ndarray) else type(value).__name__
+                    raise VerifyError(f"{self.name} gave {kind} for {name}, not an array of numbers")
+            return dict(results)
+
+        return run
+
+    def profile(self, file: Any, feeds: Mapping[str, np.ndarray]) -> list[Executed]:  # noqa: ANN401
+        """Tell what ``executed`` tells; what fails, or tells anything else, raises a VerifyError."""
+        with self._failures("cannot tell what it executed"):
+            found = self.executed(file, feeds)
+        if not isinstance(found, list) or not all(isinstance(e, Executed) for e in found):
+            raise VerifyError(f"{self.name} gave {type(found).__name__} for what it executed, not a list of Executed")
+        return found
+
+    @contextmanager
+    def _failures(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except BitwrightError:
+            raise
+        except Exception as error:
+            raise VerifyError(f"{self.name} {what}: {self.words_of(error)}") from error
+
+    def words_of(self, error: Exception) -> str:
+        """The line of an error that tells most: the first."""
+        return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
     def default_precision(self) -> str:
         """What this runtime computes float parts in on this machine unless told otherwise; empty for float32."""

@@ -5,21 +5,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from bitwright.errors import VerifyError
-from bitwright.verification.runtimes.base import Arrays, Executed, Role, Runtime, Session, register_runtime
+from bitwright.verification.runtimes.base import Arrays, Executed, Runtime, Session, register_runtime, role_of
 
 if TYPE_CHECKING:
     from bitwright.exporting.onnx.file import OnnxFile
 
 _BYTES = {"u8", "i8", "u4", "i4", "u1"}
 _INDICES = {"i32", "i64", "u32", "u64", "boolean"}
-_CONVERSIONS = {"FakeQuantize", "Convert", "Quantize"}
-_MOVEMENTS = {
-    *("Reorder", "Reshape", "Transpose", "Concatenation", "Concat", "Split", "VariadicSplit", "StridedSlice", "Slice"),
-    *("Gather", "GatherND", "GatherElements", "ScatterUpdate", "ScatterNDUpdate", "ScatterElementsUpdate", "Squeeze"),
-    *("Unsqueeze", "Broadcast", "Tile", "Pad", "DepthToSpace", "SpaceToDepth", "ShuffleChannels", "ShapeOf"),
-    *("Parameter", "Result", "Input", "Output", "Const", "Constant", "MemoryInput", "MemoryOutput", "Reverse"),
-}
 _NEW_NAME = "/"  # what OpenVINO makes of one node is named after it, with this between
 
 
@@ -63,11 +55,12 @@ class OpenVino(Runtime):
         for node in compiled.get_runtime_model().get_ordered_ops():
             info = node.get_rt_info()
             kind, precision = _read(info, "layerType"), _read(info, "runtimePrecision")
+            index = {precision, *_read(info, "outputPrecisions").split(",")} <= _INDICES
             sources = [_source(name, owners) for name in _read(info, "originalLayersNames").split(",")]
             found.append(
                 Executed(
                     f"{kind} {precision}",
-                    _role(kind, precision, _read(info, "outputPrecisions")),
+                    role_of(kind, index=index),
                     precision in _BYTES,
                     tuple(dict.fromkeys(owners[s] for s in sources if s)),
                     times.get(node.get_friendly_name(), 0.0),
@@ -83,16 +76,17 @@ class OpenVino(Runtime):
         name = hint.get_type_name() if hasattr(hint, "get_type_name") else str(hint)
         return "" if name in ("f32", "dynamic", "") else name
 
+    def words_of(self, error: Exception) -> str:
+        """The last line: those before tell where in OpenVINO it happened."""
+        return (str(error).strip().splitlines() or [type(error).__name__])[-1]
+
     def _compile(self, file: "OnnxFile", settings: dict[str, Any], threads: int) -> Any:  # noqa: ANN401
         import openvino
 
         if threads:
             settings["INFERENCE_NUM_THREADS"] = threads
         core = openvino.Core()
-        try:
-            return core.compile_model(core.read_model(file.proto.SerializeToString()), "CPU", settings)
-        except Exception as error:
-            raise VerifyError(f"OpenVINO refuses the file: {str(error).strip().splitlines()[-1]}") from error
+        return core.compile_model(core.read_model(file.proto.SerializeToString()), "CPU", settings)
 
 
 def _source(name: str, known: Mapping[str, str]) -> str:
@@ -100,14 +94,6 @@ def _source(name: str, known: Mapping[str, str]) -> str:
     while name and name not in known:
         name = name.rpartition(_NEW_NAME)[0]
     return name
-
-
-def _role(kind: str, precision: str, outputs: str) -> Role:
-    if kind in _MOVEMENTS:
-        return "movement"
-    if kind in _CONVERSIONS:
-        return "conversion"
-    return "index" if {precision, *outputs.split(",")} <= _INDICES else "compute"
 
 
 def _read(info: Any, key: str) -> str:  # noqa: ANN401
