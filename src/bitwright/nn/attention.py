@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bitwright.nn.descriptors import TakesDescriptors
-from bitwright.nn.mixins import QuantMixin, build_quantizer
+from bitwright.nn.mixins import WEIGHT, QuantMixin, build_quantizer
 from bitwright.nn.recurrent import active
 from bitwright.nn.registry import register_qmodule
 from bitwright.quantizer import QuantDescriptor, TensorQuantizer
@@ -27,28 +27,20 @@ class QuantMultiheadAttention(TakesDescriptors, QuantMixin, nn.MultiheadAttentio
     by_default = True
     _out_weight_quantizer: TensorQuantizer
 
-    def init_quantizer(
-        self,
-        quant_desc_input: QuantDescriptor,
-        quant_desc_weight: QuantDescriptor | None = None,
-        num_layers: int | None = None,
-    ) -> None:
+    def init_quantizer(self, *descriptors: QuantDescriptor) -> None:  # pyrefly: ignore
         """Make the quantizers of the inputs and of every projection weight there is."""
-        descriptor = quant_desc_weight or type(self).default_quant_desc_weight
-        super().init_quantizer(quant_desc_input, descriptor)
+        super().init_quantizer(*descriptors)
         for name in ("_k_weight_quantizer", "_v_weight_quantizer"):
-            setattr(self, name, None if self._qkv_same_embed_dim else build_quantizer(descriptor, "quant_desc_weight"))
-        self._out_weight_quantizer = build_quantizer(descriptor, "quant_desc_weight")
+            setattr(self, name, None if self._qkv_same_embed_dim else build_quantizer(descriptors[1], WEIGHT))
+        self._out_weight_quantizer = build_quantizer(descriptors[1], WEIGHT)
 
     @property
     def out_weight_quantizer(self) -> TensorQuantizer:
-        """The quantizer of the output projection's weight."""
         return self._out_weight_quantizer
 
     def _quantizers(self) -> list[Any]:
         own: Any = self
-        parts = [own._weight_quantizer, own._weight_quantizer, own._k_weight_quantizer, own._v_weight_quantizer]
-        return parts
+        return [own._weight_quantizer, own._weight_quantizer, own._k_weight_quantizer, own._v_weight_quantizer]
 
     def _projections(self) -> dict[str, Tensor | None]:
         weights = [getattr(self, name) for name in _WEIGHTS]
@@ -76,7 +68,6 @@ class QuantMultiheadAttention(TakesDescriptors, QuantMixin, nn.MultiheadAttentio
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """Attend, as the original does, with quantized inputs and projections."""
         everything = [self._input_quantizer, self._out_weight_quantizer, *self._quantizers()]
         if not any(q is not None and active(q) for q in everything):
             options = (key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal)

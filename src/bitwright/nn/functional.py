@@ -34,10 +34,9 @@ class QuantFunction(QuantLayer, nn.Module):
         self.channel_axis = operator.weight_axis if operator is not None else 0
         groups = node.kwargs.get("groups", node.args[_GROUPS] if len(node.args) > _GROUPS else 1)
         # Groups of a transposed convolution share scales along the weight's second axis: no int32 bias there.
-        self.quantize_bias = bool(self.channel_axis == 0 or groups == 1)
+        self.scale_per_output = bool(self.channel_axis == 0 or groups == 1)
 
     def forward(self, input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any) -> Tensor:
-        """Compute the function on the quantized input with the quantized weight."""
         x = self.input_quantizer(input)
         if self.weight_quantizer.quantizes:
             weight, bias = self.deploy(weight, bias)
@@ -46,5 +45,4 @@ class QuantFunction(QuantLayer, nn.Module):
         return self.function(x, weight, bias, *args, **kwargs)
 
     def extra_repr(self) -> str:
-        """Name the function."""
         return getattr(self.function, "__name__", str(self.function))

@@ -10,7 +10,6 @@ from bitwright.nn.channels import input_channels, output_channels, per_input, pe
 from bitwright.nn.descriptors import TakesDescriptors
 from bitwright.nn.fold import BatchNorm, Fold, apply_all, combine
 from bitwright.nn.mixins import QuantMixin
-from bitwright.quantizer import QuantDescriptor
 
 NEVER_ZERO = 2.0**-60  # added to what is divided by; far below the last bit of any real multiplier
 
@@ -26,22 +25,15 @@ class QuantLayer(TakesDescriptors, QuantMixin):
     Attributes:
         before: what is computed on the input channels, in order.
         after: what is computed on the output channels, in order.
+        scale_per_output: whether each output channel has its own weight scale, or all have one.
+        quantize_bias: whether the bias has int32 steps of input scale times weight scale, as most backends ask for.
     """
 
     before: tuple[Fold, ...] = ()
     after: tuple[Fold, ...] = ()
-    quantize_bias = True
+    quantize_bias = False
+    scale_per_output = True
     training: bool
-
-    def init_quantizer(
-        self,
-        quant_desc_input: QuantDescriptor,
-        quant_desc_weight: QuantDescriptor | None = None,
-        num_layers: int | None = None,
-    ) -> None:
-        """Make the quantizers; described in this way, as no backend asks for an int32 bias, the bias stays float."""
-        super().init_quantizer(quant_desc_input, quant_desc_weight, num_layers)
-        self.quantize_bias = False
 
     @property
     def folded_norm(self) -> BatchNorm | None:

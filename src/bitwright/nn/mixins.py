@@ -10,15 +10,17 @@ Both mixins work on either side of the class they are mixed with, and need no ``
 """
 
 import copy
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Self, cast
 
 from torch import Tensor, nn
 
-from bitwright.errors import ConfigError
-from bitwright.nn.bias import INT32_MAX as INT32_MAX
+from bitwright.errors import ConfigError, suggest
 from bitwright.nn.placed import InputQuantizer, PlacedQuantizer
 from bitwright.nn.registry import adopt
 from bitwright.quantizer import QuantDescriptor, TensorQuantizer
+
+INPUT, WEIGHT = "quant_desc_input", "quant_desc_weight"
 
 
 class QuantInputMixin:
@@ -26,24 +28,25 @@ class QuantInputMixin:
 
     Attributes:
         default_quant_desc_input: how the input is quantized where nothing else is said.
+        descriptors: the names of the descriptors that the constructor takes.
     """
 
+    descriptors: ClassVar[tuple[str, ...]] = (INPUT,)
     default_quant_desc_input: ClassVar[QuantDescriptor] = QuantDescriptor()
     _input_quantizer: InputQuantizer
 
     @classmethod
     def set_default_quant_desc_input(cls, value: QuantDescriptor) -> None:
         """Set how inputs of this class are quantized from now on; a copy is kept."""
-        cls.default_quant_desc_input = copy.deepcopy(_descriptor(value, "quant_desc_input"))
+        cls.default_quant_desc_input = copy.deepcopy(_descriptor(value, INPUT))
 
     @property
     def input_quantizer(self) -> InputQuantizer:
-        """The quantizer of the input."""
         return self._input_quantizer
 
     def init_quantizer(self, quant_desc_input: QuantDescriptor) -> None:
         """Make the quantizer of the input; call it after the constructor of ``nn.Module``."""
-        self._input_quantizer = build_quantizer(quant_desc_input, "quant_desc_input")
+        self._input_quantizer = build_quantizer(quant_desc_input, INPUT)
 
     def place_input_quantizer(self, quantizer: TensorQuantizer) -> None:
         """Say that ``quantizer`` runs on the edge before this module."""
@@ -51,10 +54,16 @@ class QuantInputMixin:
         self._input_quantizer = PlacedQuantizer(quantizer)
 
     @classmethod
-    def from_float(cls, module: nn.Module, *, quant_desc_input: QuantDescriptor | None = None) -> Self:
-        """Make this QModule of a float module: same parameters, buffers, hooks and settings, plus quantizers."""
+    def from_float(cls, module: nn.Module, **descriptors: QuantDescriptor | None) -> Self:
+        """Make this QModule of a float module: same parameters, buffers, hooks and settings, plus quantizers.
+
+        Args:
+            module: the float module.
+            descriptors: ``quant_desc_input``, and ``quant_desc_weight`` if it has a weight.
+        """
+        refuse_unknown(f"{cls.__name__}.from_float", descriptors, cls.descriptors)
         made = adopt_checked(cls, module)
-        made.init_quantizer(quant_desc_input or cls.default_quant_desc_input)
+        made.init_quantizer(*(descriptors.get(n) or getattr(cls, f"default_{n}") for n in cls.descriptors))
         return made
 
 
@@ -66,6 +75,7 @@ class QuantMixin(QuantInputMixin):
         channel_axis: the axis of the weight that has the output channels.
     """
 
+    descriptors: ClassVar[tuple[str, ...]] = (INPUT, WEIGHT)
     default_quant_desc_weight: ClassVar[QuantDescriptor] = QuantDescriptor(axis=0)
     channel_axis = 0
     weight: Tensor
@@ -75,11 +85,10 @@ class QuantMixin(QuantInputMixin):
     @classmethod
     def set_default_quant_desc_weight(cls, value: QuantDescriptor) -> None:
         """Set how weights of this class are quantized from now on; a copy is kept."""
-        cls.default_quant_desc_weight = copy.deepcopy(_descriptor(value, "quant_desc_weight"))
+        cls.default_quant_desc_weight = copy.deepcopy(_descriptor(value, WEIGHT))
 
     @property
     def weight_quantizer(self) -> TensorQuantizer:
-        """The quantizer of the weight."""
         return self._weight_quantizer
 
     def init_quantizer(
@@ -90,28 +99,18 @@ class QuantMixin(QuantInputMixin):
     ) -> None:
         """Make the quantizers, or for ``num_layers`` layers one pair each in ``_input_quantizers`` and so on."""
         desc_weight = quant_desc_weight or type(self).default_quant_desc_weight
+        num_layers = num_layers or self._places()
         if num_layers is None:
-            self._input_quantizer = build_quantizer(quant_desc_input, "quant_desc_input")
-            self._weight_quantizer = build_quantizer(desc_weight, "quant_desc_weight")
+            self._input_quantizer = build_quantizer(quant_desc_input, INPUT)
+            self._weight_quantizer = build_quantizer(desc_weight, WEIGHT)
             return
         layers = range(num_layers)
-        self._input_quantizers = nn.ModuleList(build_quantizer(quant_desc_input, "quant_desc_input") for _ in layers)
-        self._weight_quantizers = nn.ModuleList(build_quantizer(desc_weight, "quant_desc_weight") for _ in layers)
+        self._input_quantizers = nn.ModuleList(build_quantizer(quant_desc_input, INPUT) for _ in layers)
+        self._weight_quantizers = nn.ModuleList(build_quantizer(desc_weight, WEIGHT) for _ in layers)
 
-    @classmethod
-    def from_float(
-        cls,
-        module: nn.Module,
-        *,
-        quant_desc_input: QuantDescriptor | None = None,
-        quant_desc_weight: QuantDescriptor | None = None,
-    ) -> Self:
-        """Make this QModule of a float module: same parameters, buffers, hooks and settings, plus quantizers."""
-        made = adopt_checked(cls, module)
-        made.init_quantizer(
-            quant_desc_input or cls.default_quant_desc_input, quant_desc_weight or cls.default_quant_desc_weight
-        )
-        return made
+    def _places(self) -> int | None:
+        """How many pairs of quantizers there are, or None if there is one that is not numbered."""
+        return None
 
     def folded_weight(self) -> tuple[Tensor, Tensor | None]:
         """Weight and bias as they are quantized."""
@@ -125,6 +124,13 @@ class QuantMixin(QuantInputMixin):
     def bias_scale(self) -> Tensor | None:
         """The scale of an int32 bias, or None where the bias stays float."""
         return None
+
+
+def refuse_unknown(name: str, given: Mapping[str, object], allowed: Iterable[str]) -> None:
+    """Raise a TypeError if ``name`` is given an argument that it does not have."""
+    for argument in given:
+        if argument not in allowed:
+            raise TypeError(f"{name} has no argument {argument!r}{suggest(argument, allowed)}")
 
 
 def build_quantizer(descriptor: QuantDescriptor, name: str) -> TensorQuantizer:

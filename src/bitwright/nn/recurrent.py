@@ -4,7 +4,7 @@ Each layer and direction has one input quantizer, for its input and its hidden s
 its weights but the projection (proj_size), which stays float. With all quantizers off the original runs.
 """
 
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +16,6 @@ from bitwright.nn.descriptors import TakesDescriptors
 from bitwright.nn.mixins import QuantMixin
 from bitwright.nn.recurrence import run
 from bitwright.nn.registry import register_qmodule
-from bitwright.quantizer import QuantDescriptor
 
 State = tuple[Tensor, ...]
 
@@ -28,20 +27,11 @@ def active(quantizer: Any) -> bool:  # noqa: ANN401
 
 class _Recurrent(TakesDescriptors, QuantMixin):
     by_default = True
-    default_quant_desc_weight: ClassVar[QuantDescriptor] = QuantDescriptor(axis=0)
     _input_quantizers: nn.ModuleList
     _weight_quantizers: nn.ModuleList
 
-    def init_quantizer(
-        self,
-        quant_desc_input: QuantDescriptor,
-        quant_desc_weight: QuantDescriptor | None = None,
-        num_layers: int | None = None,
-    ) -> None:
-        """Make a pair of quantizers for each layer and direction."""
-        super().init_quantizer(quant_desc_input, quant_desc_weight, num_layers or self._places())
-
     def _places(self) -> int:
+        """How many layers and directions there are, each with a pair of quantizers."""
         layers: Any = self
         return layers.num_layers * (2 if layers.bidirectional else 1)
 

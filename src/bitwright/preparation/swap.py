@@ -105,5 +105,5 @@ def _give_weight_quantizer(module: Any, name: str, weight: TensorRecipe, backend
     if quantizes_weight(module):
         spec = backend.check("weights", on_axis(weight, module.channel_axis), f"the weight of {name}")
         module._weight_quantizer = make_quantizer(weight, spec, f"{name}.weight")
-    if isinstance(module, QuantLayer) and not backend.integer_bias:
-        module.quantize_bias = False
+    if isinstance(module, QuantLayer):
+        module.quantize_bias = backend.integer_bias and module.scale_per_output

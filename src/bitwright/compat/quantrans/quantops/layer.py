@@ -46,7 +46,6 @@ class QATLayer(QuantLayer):
 
     def _equip(self, options: Options) -> None:
         self.options = options
-        self.quantize_bias = False
         weight, activation = self.kind.plans(options)
         self._weight_quantizer = first_batch_quantizer(weight)
         self._input_quantizer = first_batch_quantizer(activation)
