@@ -16,11 +16,10 @@ from bitwright.nn.opr import QuantOpr
 from bitwright.nn.registry import is_custom, qmodule_for
 from bitwright.preparation.decisions import Decision, Decisions, Judgement, Verdict
 from bitwright.preparation.ledger import Ledger, attach, entries_of, is_prepared
-from bitwright.preparation.loose_layers import with_own_quantizers
 from bitwright.preparation.operator_recipe import operator_recipe
 from bitwright.preparation.resolve import check_recipe
 from bitwright.preparation.rule_targets import module_kind
-from bitwright.preparation.swap import give_quantizers, make
+from bitwright.preparation.swap import give_quantizers, make, with_own_quantizers
 from bitwright.preparation.verdicts import OWN_QUANTIZERS
 from bitwright.quantizer import QuantDescriptor, TensorQuantizer, quantizers
 from bitwright.recipe import Recipe

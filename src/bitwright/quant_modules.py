@@ -1,7 +1,8 @@
 """Replace the layers of ``torch.nn`` by quantized ones before a model is built, and put them back."""
 
 from collections.abc import Iterable
-from types import ModuleType, TracebackType
+from contextlib import ExitStack
+from types import ModuleType
 from typing import Any
 
 from torch import nn
@@ -12,24 +13,12 @@ from bitwright.nn.registry import QMODULES, is_custom
 Replacement = tuple[ModuleType, str, type[nn.Module]]
 
 
-class Replaced:
-    """What ``initialize`` returns: leave it to deactivate (``with initialize(): …``)."""
-
-    def __enter__(self) -> "Replaced":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        deactivate()
-
-
 _originals: list[tuple[ModuleType, str, Any]] = []
 
 
 def initialize(
     float_module_list: Iterable[str] | None = None, custom_quant_modules: Iterable[Replacement] | None = None
-) -> Replaced:
+) -> ExitStack:
     """Let ``torch.nn.Conv2d`` and its like be their quantized versions, so that a model built now is quantized.
 
     ::
@@ -40,6 +29,9 @@ def initialize(
     Args:
         float_module_list: names of layers that stay float, such as ``["Linear"]``.
         custom_quant_modules: more replacements, as (module, name in it, class); they win over ``float_module_list``.
+
+    Returns:
+        A context: :func:`deactivate` is called when it is left.
     """
     if _originals:
         raise ConfigError("quant_modules is initialized already; deactivate() it first")
@@ -55,7 +47,9 @@ def initialize(
     for (place, name), cls in wanted.items():
         _originals.append((place, name, getattr(place, name)))
         setattr(place, name, cls)
-    return Replaced()
+    leaving = ExitStack()
+    leaving.callback(deactivate)
+    return leaving
 
 
 def deactivate() -> None:

@@ -9,7 +9,7 @@ from torch import nn
 import bitwright as bw
 from bitwright.calibration import as_inputs
 from bitwright.errors import CalibrationError
-from bitwright.nn.mixins import INT32_MAX
+from bitwright.nn.bias import INT32_MAX
 from bitwright.observers import OBSERVERS, register_observer
 from bitwright.observers.minmax import MinMaxObserver
 from bitwright.quantizer import Mode, quantizers

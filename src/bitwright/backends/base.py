@@ -49,10 +49,10 @@ class Backend(Strict):
 
     @classmethod
     def parse(cls, source: "Mapping[str, Any] | str | Path | Backend") -> "Backend":
-        """Read a backend: plain data (see ``parse_backend``), the path of a YAML or JSON file, or a name."""
-        from bitwright.backends.files import find_backend, parse_backend
+        """Find or read a backend; see :func:`bitwright.backends.find_backend`."""
+        from bitwright.backends.files import find_backend
 
-        return parse_backend(source) if isinstance(source, Mapping) else find_backend(source)
+        return find_backend(source)
 
     @classmethod
     def of(cls, **settings: Any) -> "Backend":

@@ -23,8 +23,16 @@ def register_backend(backend: Backend, *, override: bool = False) -> Backend:
     return BACKENDS.register(backend.name, override=override)(backend)
 
 
-def find_backend(source: str | Path | Backend) -> Backend:
-    """Find the backend of a name (case does not matter, nor - or _), or read it from a YAML or JSON file."""
+def find_backend(source: Mapping[str, Any] | str | Path | Backend) -> Backend:
+    """Find the backend of a name (case does not matter, nor - or _), or read one; all mistakes are named at once.
+
+    Args:
+        source: a name, the path of a YAML or JSON file, or plain data: the fields of :class:`Backend`, and ``base``,
+            another backend's name, whose settings serve where none is given. Conditions are functions: they come from
+            the base, or from a backend written in Python.
+    """
+    if isinstance(source, Mapping):
+        return _parse(source, "the backend")
     if isinstance(source, Backend):
         return source
     if not isinstance(source, str | Path):
@@ -37,19 +45,12 @@ def find_backend(source: str | Path | Backend) -> Backend:
 
 
 def load_backend(path: str | Path) -> Backend:
-    """Read a backend from a YAML or JSON file; see :func:`parse_backend`."""
+    """Read a backend from a YAML or JSON file; see :func:`find_backend`."""
     where = f"the backend {str(path)!r}"
-    return parse_backend(read_data(Path(path), where), where)
+    return _parse(read_data(Path(path), where), where)
 
 
-def parse_backend(data: Mapping[str, Any], where: str = "the backend") -> Backend:
-    """Read a backend from plain data; all mistakes are named at once.
-
-    Args:
-        data: the fields of :class:`Backend`, and ``base``: another backend's name, whose settings serve where none is
-            given. Conditions are functions: they come from the base, or from a backend written in Python.
-        where: what to call it in messages.
-    """
+def _parse(data: object, where: str) -> Backend:
     if not isinstance(data, Mapping):
         raise ConfigError(f"{where} must be a mapping of settings, not {type(data).__name__}")
     given = {str(key): value for key, value in data.items()}

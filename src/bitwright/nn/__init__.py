@@ -2,9 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-from bitwright.nn.descriptors import pop_quant_desc_in_kwargs
 from bitwright.nn.layer import QuantLayer
-from bitwright.nn.mixins import QuantInputMixin, QuantMixin
+from bitwright.nn.mixins import QuantInputMixin, QuantMixin, pop_quant_desc_in_kwargs
 from bitwright.nn.operators import OPERATORS, Operator, register_operator, unregister_operator
 from bitwright.nn.opr import QuantOpr
 from bitwright.nn.placed import PlacedQuantizer

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bitwright.nn.descriptors import pop_quant_desc_in_kwargs
-from bitwright.nn.mixins import QuantInputMixin, build_quantizer
+from bitwright.nn.mixins import QuantInputMixin, build_quantizer, pop_quant_desc_in_kwargs
 from bitwright.nn.registry import register_qmodule
 from bitwright.quantizer import QuantDescriptor, TensorQuantizer
 
@@ -28,11 +27,9 @@ class _Pair(_Single):
 
     @property
     def other_quantizer(self) -> TensorQuantizer:
-        """The quantizer of the second tensor."""
         return self._other_quantizer
 
     def init_quantizer(self, quant_desc_input: QuantDescriptor) -> None:
-        """Make both quantizers by one descriptor."""
         super().init_quantizer(quant_desc_input)
         self._other_quantizer = build_quantizer(quant_desc_input, "quant_desc_input")
 
@@ -47,7 +44,6 @@ class QuantAdd(_Pair):
     """``input + alpha * other``, both quantized."""
 
     def forward(self, input: Tensor, other: Tensor | float, *, alpha: float = 1) -> Tensor:
-        """Add."""
         return torch.add(*self.pair(input, other), alpha=alpha)
 
 
@@ -56,7 +52,6 @@ class QuantMul(_Pair):
     """``input * other``, both quantized."""
 
     def forward(self, input: Tensor, other: Tensor | float) -> Tensor:
-        """Multiply."""
         return torch.mul(*self.pair(input, other))
 
 
@@ -65,7 +60,6 @@ class QuantMatMul(_Pair):
     """``input @ other``, both quantized."""
 
     def forward(self, input: Tensor, other: Tensor) -> Tensor:
-        """Multiply matrices."""
         return torch.matmul(*self.pair(input, other))
 
 
@@ -74,5 +68,4 @@ class QuantCat(_Single):
     """``torch.cat``: one quantizer for all tensors, so that the result has one scale."""
 
     def forward(self, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
-        """Concatenate."""
         return torch.cat([self.input_quantizer(t) for t in tensors], dim)

@@ -5,8 +5,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bitwright.nn.descriptors import TakesDescriptors
-from bitwright.nn.mixins import WEIGHT, QuantMixin, build_quantizer
+from bitwright.nn.mixins import WEIGHT, QuantMixin, TakesDescriptors, build_quantizer
 from bitwright.nn.recurrent import active
 from bitwright.nn.registry import register_qmodule
 from bitwright.quantizer import QuantDescriptor, TensorQuantizer

@@ -17,10 +17,8 @@ class AttentionProduct(nn.Module):
         self.dropout = dropout
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, is_causal: bool) -> Tensor:
-        """Attend."""
         dropout = self.dropout if self.training else 0.0
         return F.scaled_dot_product_attention(query, key, value, attn_mask, dropout, is_causal)
 
     def extra_repr(self) -> str:
-        """Show the dropout."""
         return f"dropout={self.dropout}"

@@ -28,45 +28,41 @@ def channel_axis(layer: Any) -> int:  # noqa: ANN401
 
 def per_output(layer: Any, values: Tensor) -> Tensor:  # noqa: ANN401
     """Shape one value per output channel to multiply the weight."""
-    return _grouped(layer, values) if _transposed(layer) else _leading(layer, values)
+    return _shaped(layer, values, first=not _transposed(layer))
 
 
 def per_input(layer: Any, values: Tensor) -> Tensor:  # noqa: ANN401
     """Shape one value per input channel to multiply the weight."""
-    return _leading(layer, values) if _transposed(layer) else _grouped(layer, values)
+    return _shaped(layer, values, first=_transposed(layer))
 
 
 def largest_per_output(layer: Any) -> Tensor:  # noqa: ANN401
     """The largest magnitude among the weights of each output channel."""
-    return _largest_grouped(layer) if _transposed(layer) else _largest_leading(layer)
+    return _largest(layer, first=not _transposed(layer))
 
 
 def largest_per_input(layer: Any) -> Tensor:  # noqa: ANN401
     """The largest magnitude among the weights of each input channel."""
-    return _largest_leading(layer) if _transposed(layer) else _largest_grouped(layer)
+    return _largest(layer, first=_transposed(layer))
 
 
 def _transposed(layer: Any) -> bool:  # noqa: ANN401
     return getattr(layer, "transposed", False)
 
 
-def _leading(layer: Any, values: Tensor) -> Tensor:  # noqa: ANN401
-    return values.reshape(-1, *[1] * (layer.weight.ndim - 1))
-
-
-def _grouped(layer: Any, values: Tensor) -> Tensor:  # noqa: ANN401
-    """Values for the second axis of the weight: each group of the first axis has its own."""
-    groups, rest = getattr(layer, "groups", 1), [1] * (layer.weight.ndim - 2)
+def _shaped(layer: Any, values: Tensor, *, first: bool) -> Tensor:  # noqa: ANN401
+    """Values for the first axis of the weight, or for the second, where each group of the first has its own."""
+    size, ones = layer.weight.shape[0], [1] * (layer.weight.ndim - 2)
+    if first:
+        return values.reshape(-1, 1, *ones)
+    groups = getattr(layer, "groups", 1)
     if groups == 1:
-        return values.reshape(1, -1, *rest)
-    first = layer.weight.shape[0]
-    return values.reshape(groups, 1, -1).expand(-1, first // groups, -1).reshape(first, -1, *rest)
+        return values.reshape(1, -1, *ones)
+    return values.reshape(groups, 1, -1).expand(-1, size // groups, -1).reshape(size, -1, *ones)
 
 
-def _largest_leading(layer: Any) -> Tensor:  # noqa: ANN401
-    return layer.weight.abs().flatten(1).amax(1)
-
-
-def _largest_grouped(layer: Any) -> Tensor:  # noqa: ANN401
-    groups, (first, second) = getattr(layer, "groups", 1), layer.weight.shape[:2]
-    return layer.weight.abs().reshape(groups, first // groups, second, -1).amax((1, 3)).flatten()
+def _largest(layer: Any, *, first: bool) -> Tensor:  # noqa: ANN401
+    if first:
+        return layer.weight.abs().flatten(1).amax(1)
+    groups, (size, second) = getattr(layer, "groups", 1), layer.weight.shape[:2]
+    return layer.weight.abs().reshape(groups, size // groups, second, -1).amax((1, 3)).flatten()

@@ -29,7 +29,6 @@ class _QuantConv(_Geometry):
         return x if self.padding_mode == "zeros" else F.pad(x, _edges(self), mode=self.padding_mode)
 
     def compute(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Convolve what is arranged."""
         conv = _CONV[weight.ndim - 2]
         padding = self.padding if self.padding_mode == "zeros" else 0
         return conv(x, weight, bias, self.stride, padding, self.dilation, self.groups)
@@ -55,7 +54,6 @@ class _QuantConvTranspose(_Geometry):
     def compute(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, output_size: Sequence[int] | None = None
     ) -> Tensor:
-        """Convolve transposed; ``output_size`` may be given as in the original."""
         conv = _TRANSPOSED[weight.ndim - 2]
         padding = _output_padding(self, x, output_size)
         return conv(x, weight, bias, self.stride, self.padding, padding, self.groups, self.dilation)

@@ -3,8 +3,7 @@
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bitwright.nn.descriptors import TakesDescriptors
-from bitwright.nn.mixins import WEIGHT, QuantMixin, build_quantizer
+from bitwright.nn.mixins import WEIGHT, QuantMixin, TakesDescriptors, build_quantizer
 from bitwright.nn.registry import register_qmodule
 from bitwright.quantizer import QuantDescriptor
 
@@ -20,7 +19,6 @@ class QuantEmbedding(TakesDescriptors, QuantMixin, nn.Embedding):
     descriptors = (WEIGHT,)
 
     def init_quantizer(self, quant_desc_weight: QuantDescriptor) -> None:  # pyrefly: ignore
-        """Make the quantizer of the table."""
         self._weight_quantizer = build_quantizer(quant_desc_weight, WEIGHT)
 
     def forward(self, input: Tensor) -> Tensor:

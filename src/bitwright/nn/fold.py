@@ -60,15 +60,12 @@ class NormFold(Fold):
 
     @property
     def norm(self) -> BatchNorm:
-        """The BatchNorm itself."""
         return self.module
 
     def apply(self, x: Tensor) -> Tensor:
-        """Normalize."""
         return self.module(x)
 
     def affine(self, channels: int, like: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Factor and shift by the running statistics."""
         norm = self.module
         if norm.running_mean is None or norm.running_var is None:
             raise ConfigError(f"a {type(norm).__name__} without running statistics cannot be folded")
@@ -110,7 +107,6 @@ class FunctionFold(Fold):
         return F.batch_norm(x, mean, var, weight, bias, True, rate or 0.0, self.eps)
 
     def affine(self, channels: int, like: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Factor and shift by the running statistics."""
         return _normalization(self._tensors(), self.eps, moving=self.by_batch)
 
     def _tensors(self) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
@@ -127,16 +123,13 @@ class ShuffledFold(Fold):
 
     @property
     def norm(self) -> BatchNorm | None:
-        """The BatchNorm of the fold."""
         return self.fold.norm
 
     def apply(self, x: Tensor) -> Tensor:
-        """Shuffle the channels, compute, and put them back."""
         order = self.order.to(x.device)
         return self.fold.apply(x.index_select(1, order)).index_select(1, order.argsort())
 
     def affine(self, channels: int, like: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Factor and shift in the order of the layer's channels."""
         factor, shift = self.fold.affine(channels, like)
         back = self.order.to(factor.device).argsort()
         return factor[back], None if shift is None else shift[back]
@@ -159,14 +152,12 @@ class ArithmeticFold(Fold):
     axis: int
 
     def apply(self, x: Tensor) -> Tensor:
-        """Compute the operation."""
         value = self.constant() if callable(self.constant) else self.constant
         if isinstance(value, Tensor) and value.numel() > 1:
             value = value.reshape(-1, *[1] * (-self.axis - 1))
         return self.function(value, x) if self.first else self.function(x, value)
 
     def affine(self, channels: int, like: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Factor and shift; a product has no shift."""
         if callable(self.constant):
             value = self.constant().reshape(-1).expand(channels)
         else:

@@ -7,9 +7,8 @@ from torch import Tensor
 from bitwright.methods.learned_step import learned_step, recompute_quantized
 from bitwright.nn.bias import round_bias
 from bitwright.nn.channels import input_channels, output_channels, per_input, per_output
-from bitwright.nn.descriptors import TakesDescriptors
 from bitwright.nn.fold import BatchNorm, Fold, apply_all, combine
-from bitwright.nn.mixins import QuantMixin
+from bitwright.nn.mixins import QuantMixin, TakesDescriptors
 
 NEVER_ZERO = 2.0**-60  # added to what is divided by; far below the last bit of any real multiplier
 
@@ -116,7 +115,6 @@ class QuantLayer(TakesDescriptors, QuantMixin):
         return self.weight_quantizer(weight), bias
 
     def forward(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """Compute the operator on the quantized input with the quantized weight."""
         if not self.weight_quantizer.quantizes:
             return self._forward_float(input, *args, **kwargs)
         x = self.arrange(self.input_quantizer(input))

@@ -16,5 +16,4 @@ class QuantLinear(QuantLayer, nn.Linear):
     bias: Any  # a Parameter or None, which nn.Linear does not say
 
     def compute(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Multiply by the weight and add the bias."""
         return F.linear(x, weight, bias)

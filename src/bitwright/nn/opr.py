@@ -39,12 +39,8 @@ class QuantOpr(QuantInputMixin, nn.Module):
     channel_axis = 0
     _repr_info = ""
 
-    def __init__(self) -> None:
-        super().__init__()
-
     @property
     def input_quantizer(self) -> Any:  # noqa: ANN401
-        """The quantizer of the input."""
         if "_input_quantizer" not in self._modules and "_input_quantizer" not in self.__dict__:
             raise ConfigError(
                 f"{type(self).__name__} has no quantizers yet: prepare or swap_modules gives it them, once it is built"
@@ -53,11 +49,9 @@ class QuantOpr(QuantInputMixin, nn.Module):
 
     @property
     def weight_quantizer(self) -> TensorQuantizer | None:
-        """The quantizer of the weight, or None if there is no weight."""
         return self._modules.get("_weight_quantizer")  # pyrefly: ignore
 
     def has_weight(self) -> bool:
-        """Whether there is a weight to quantize."""
         return isinstance(getattr(self, "weight", None), Tensor)
 
     def init_quantizers(

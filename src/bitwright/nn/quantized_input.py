@@ -4,8 +4,7 @@ from typing import Any
 
 from torch import nn
 
-from bitwright.nn.descriptors import TakesDescriptors
-from bitwright.nn.mixins import QuantInputMixin
+from bitwright.nn.mixins import QuantInputMixin, TakesDescriptors
 from bitwright.nn.registry import register_qmodule
 
 

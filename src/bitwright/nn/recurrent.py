@@ -4,6 +4,7 @@ Each layer and direction has one input quantizer, for its input and its hidden s
 its weights but the projection (proj_size), which stays float. With all quantizers off the original runs.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,13 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from bitwright.nn import cells
-from bitwright.nn.descriptors import TakesDescriptors
-from bitwright.nn.mixins import QuantMixin
-from bitwright.nn.recurrence import run
+from bitwright.nn.mixins import QuantMixin, TakesDescriptors
 from bitwright.nn.registry import register_qmodule
 
 State = tuple[Tensor, ...]
+Cell = Callable[[Tensor, State], State]
 
 
 def active(quantizer: Any) -> bool:  # noqa: ANN401
@@ -25,95 +24,93 @@ def active(quantizer: Any) -> bool:  # noqa: ANN401
     return getattr(quantizer, "quantizes", True) or quantizer.observes
 
 
-class _Recurrent(TakesDescriptors, QuantMixin):
+class _Recurrent(TakesDescriptors, QuantMixin, nn.RNNBase):
     by_default = True
+    bias: Any  # whether there are biases, which are called otherwise
     _input_quantizers: nn.ModuleList
     _weight_quantizers: nn.ModuleList
 
     def _places(self) -> int:
         """How many layers and directions there are, each with a pair of quantizers."""
-        layers: Any = self
-        return layers.num_layers * (2 if layers.bidirectional else 1)
+        return self.num_layers * (2 if self.bidirectional else 1)
 
     def is_active(self) -> bool:
-        """Whether any quantizer of this module does anything."""
         return any(active(q) for q in (*self._input_quantizers, *self._weight_quantizers))
 
-    def floats_of(self, rnn: Any, place: int) -> list[Any]:  # noqa: ANN401
+    def floats_of(self, place: int) -> list[Any]:
         """Weights and biases of one layer in one direction: w_ih, w_hh, b_ih, b_hh, w_hr."""
-        directions = 2 if rnn.bidirectional else 1
+        directions = 2 if self.bidirectional else 1
         suffix = f"l{place // directions}" + ("_reverse" if place % directions else "")
         names = ["weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr"]
-        return [getattr(rnn, f"{n}_{suffix}", None) for n in names]
+        return [getattr(self, f"{n}_{suffix}", None) for n in names]
 
     def stored_weights(self) -> dict[str, Tensor]:
-        """The weights of each layer and direction by the names of their quantizers."""
-        pairs = [self.floats_of(self, place)[:2] for place in range(self._places())]
+        pairs = [self.floats_of(place)[:2] for place in range(self._places())]
         return {f"_weight_quantizers.{place}": torch.cat(pair, 1) for place, pair in enumerate(pairs)}
 
-    def weights_of(self, rnn: nn.RNNBase, place: int) -> list[Tensor | None]:
+    def weights_of(self, place: int) -> list[Tensor | None]:
         """The same as :meth:`floats_of` with the weights quantized."""
-        w_ih, w_hh, b_ih, b_hh, w_hr = self.floats_of(rnn, place)
+        w_ih, w_hh, b_ih, b_hh, w_hr = self.floats_of(place)
         quantizer = self._weight_quantizers[place]
         # The rows of both weights are the same gates, so they have one scale per row.
         columns = [w_ih.shape[1], w_hh.shape[1]]
         w_ih, w_hh = torch.split(quantizer(torch.cat([w_ih, w_hh], 1)), columns, 1)
         return [w_ih, w_hh, b_ih, b_hh, w_hr]
 
-    def layers(self, rnn: nn.RNNBase, data: Tensor, sizes: list[int], start: State) -> tuple[Tensor, State]:
+    def layers(self, data: Tensor, sizes: list[int], start: State) -> tuple[Tensor, State]:
         """Run all layers; ``start`` and the state returned have a first dimension of layers times directions."""
-        directions = 2 if rnn.bidirectional else 1
+        directions = 2 if self.bidirectional else 1
         ends: list[State] = []
-        for layer in range(rnn.num_layers):
+        for layer in range(self.num_layers):
             outputs = []
             for direction in range(directions):
                 place = layer * directions + direction
-                cell = self.cell(self._input_quantizers[place], self.weights_of(rnn, place))
+                cell = self.cell(self._input_quantizers[place], self.weights_of(place))
                 state = tuple(s[place] for s in start)
                 out, end = run(cell, self._input_quantizers[place](data), sizes, state, reverse=direction == 1)
                 outputs.append(out)
                 ends.append(end)
             data = outputs[0] if directions == 1 else torch.cat(outputs, -1)
-            if rnn.dropout and layer < rnn.num_layers - 1:
-                data = F.dropout(data, rnn.dropout, rnn.training)
+            if self.dropout and layer < self.num_layers - 1:
+                data = F.dropout(data, self.dropout, self.training)
         return data, tuple(torch.stack([e[i] for e in ends]) for i in range(len(start)))
 
-    def cell(self, quantizer: nn.Module, weights: list[Any]) -> Any:  # noqa: ANN401
+    def cell(self, quantizer: nn.Module, weights: list[Any]) -> Cell:
         """The step function of one layer in one direction."""
         raise NotImplementedError(f"{type(self).__name__} must say what a step is")
 
-    def start(self, rnn: nn.RNNBase, given: Any, batch: int, like: Tensor) -> State:  # noqa: ANN401
+    def start(self, given: Any, batch: int, like: Tensor) -> State:  # noqa: ANN401
         """The states to start from, (layers × directions, batch, size) each."""
         if given is not None:
             return given if isinstance(given, tuple) else (given,)
-        sizes = [rnn.proj_size or rnn.hidden_size, rnn.hidden_size][: 2 if rnn.mode == "LSTM" else 1]
+        sizes = [self.proj_size or self.hidden_size, self.hidden_size][: 2 if self.mode == "LSTM" else 1]
         return tuple(like.new_zeros(self._places(), batch, size) for size in sizes)
 
-    def step_by_step(self, rnn: nn.RNNBase, input: Any, hx: Any) -> tuple[Any, State]:  # noqa: ANN401
+    def step_by_step(self, input: Any, hx: Any) -> tuple[Any, State]:  # noqa: ANN401
         """Run over any kind of input the original takes."""
         if isinstance(input, PackedSequence):
             data, batch_sizes, order, back = input
             sizes = batch_sizes.tolist()
-            start = self.start(rnn, hx, sizes[0], data)
+            start = self.start(hx, sizes[0], data)
             if hx is not None and order is not None:
                 start = tuple(s.index_select(1, order) for s in start)
-            out, end = self.layers(rnn, data, sizes, start)
+            out, end = self.layers(data, sizes, start)
             if back is not None:
                 end = tuple(s.index_select(1, back) for s in end)
             return PackedSequence(out, batch_sizes, order, back), end
         batched = input.dim() == 3
         x = input if batched else input.unsqueeze(1)  # (T, 1, F)
-        if batched and rnn.batch_first:
+        if batched and self.batch_first:
             x = x.transpose(0, 1)
         steps, batch = x.shape[0], x.shape[1]
-        start = self.start(rnn, hx, batch, x)
+        start = self.start(hx, batch, x)
         if not batched and hx is not None:
             start = tuple(s.unsqueeze(1) for s in start)
-        out, end = self.layers(rnn, x.reshape(steps * batch, -1), [batch] * steps, start)
+        out, end = self.layers(x.reshape(steps * batch, -1), [batch] * steps, start)
         out = out.reshape(steps, batch, -1)
         if not batched:
             return out.squeeze(1), tuple(s.squeeze(1) for s in end)
-        return out.transpose(0, 1) if rnn.batch_first else out, end
+        return out.transpose(0, 1) if self.batch_first else out, end
 
 
 @register_qmodule(sources=[nn.LSTM])
@@ -121,17 +118,15 @@ class QuantLSTM(_Recurrent, nn.LSTM):
     """nn.LSTM with quantized inputs, hidden states and weights; all arguments and kinds of input of the original."""
 
     def forward(self, input: Any, hx: Any = None) -> Any:  # noqa: ANN401
-        """Run the original, or all steps quantized."""
         if not self.is_active():
             return nn.LSTM.forward(self, input, hx)
-        return self.step_by_step(self, input, hx)
+        return self.step_by_step(input, hx)
 
-    def cell(self, quantizer: nn.Module, weights: list[Any]) -> Any:  # noqa: ANN401
-        """An LSTM's step, with the projection if there is one."""
+    def cell(self, quantizer: nn.Module, weights: list[Any]) -> Cell:
         *four, projection = weights
 
         def step(x: Tensor, state: State) -> State:
-            h, c = cells.lstm(x, (quantizer(state[0]), state[1]), *four)
+            h, c = lstm_step(x, (quantizer(state[0]), state[1]), *four)
             return (h if projection is None else F.linear(h, projection)), c
 
         return step
@@ -142,15 +137,13 @@ class QuantGRU(_Recurrent, nn.GRU):
     """nn.GRU with quantized inputs, hidden states and weights; all arguments and kinds of input of the original."""
 
     def forward(self, input: Any, hx: Any = None) -> Any:  # noqa: ANN401
-        """Run the original, or all steps quantized."""
         if not self.is_active():
             return nn.GRU.forward(self, input, hx)
-        out, (end,) = self.step_by_step(self, input, hx)
+        out, (end,) = self.step_by_step(input, hx)
         return out, end
 
-    def cell(self, quantizer: nn.Module, weights: list[Any]) -> Any:  # noqa: ANN401
-        """A GRU's step."""
-        return lambda x, state: (cells.gru(x, quantizer(state[0]), state[0], *weights[:4]),)
+    def cell(self, quantizer: nn.Module, weights: list[Any]) -> Cell:
+        return lambda x, state: (gru_step(x, quantizer(state[0]), state[0], *weights[:4]),)
 
 
 @register_qmodule(sources=[nn.LSTMCell])
@@ -160,11 +153,9 @@ class QuantLSTMCell(TakesDescriptors, QuantMixin, nn.LSTMCell):
     by_default = True
 
     def stored_weights(self) -> dict[str, Tensor]:
-        """Both weights side by side, as they are quantized."""
         return {"_weight_quantizer": torch.cat([self.weight_ih, self.weight_hh], 1)}
 
     def forward(self, input: Tensor, hx: Any = None) -> tuple[Tensor, Tensor]:  # noqa: ANN401
-        """Make one step."""
         if not (active(self.input_quantizer) or active(self.weight_quantizer)):
             return nn.LSTMCell.forward(self, input, hx)
         if hx is None:
@@ -173,5 +164,60 @@ class QuantLSTMCell(TakesDescriptors, QuantMixin, nn.LSTMCell):
         both = self.weight_quantizer(torch.cat([self.weight_ih, self.weight_hh], 1))
         w_ih, w_hh = torch.split(both, [self.input_size, self.hidden_size], 1)
         state = (self.input_quantizer(hx[0]), hx[1])
-        h, c = cells.lstm(self.input_quantizer(input), state, w_ih, w_hh, self.bias_ih, self.bias_hh)
+        h, c = lstm_step(self.input_quantizer(input), state, w_ih, w_hh, self.bias_ih, self.bias_hh)
         return h, c
+
+
+def lstm_step(x: Tensor, state: State, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None, b_hh: Tensor | None) -> State:
+    """One step of an LSTM: (h, c) -> (h', c'); the hidden state may be quantized, the cell's is not.
+
+    i, f, g, o = W_ih x + b_ih + W_hh h + b_hh,   c' = σ(f) c + σ(i) tanh(g),   h' = σ(o) tanh(c')
+    """
+    h, c = state
+    i, f, g, o = (F.linear(x, w_ih, b_ih) + F.linear(h, w_hh, b_hh)).chunk(4, -1)
+    c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+    return torch.sigmoid(o) * torch.tanh(c), c
+
+
+def gru_step(
+    x: Tensor, h: Tensor, kept: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None, b_hh: Tensor | None
+) -> Tensor:
+    """One step of a GRU on a hidden state ``h`` that may be quantized; ``kept`` is the same in full precision.
+
+    r, z = σ(W x + b + W' h + b'),   n = tanh(W_n x + b_n + r (W'_n h + b'_n)),   h' = (1 - z) n + z h
+    """
+    r_x, z_x, n_x = F.linear(x, w_ih, b_ih).chunk(3, -1)
+    r_h, z_h, n_h = F.linear(h, w_hh, b_hh).chunk(3, -1)
+    z = torch.sigmoid(z_x + z_h)
+    n = torch.tanh(n_x + torch.sigmoid(r_x + r_h) * n_h)
+    return (1 - z) * n + z * kept
+
+
+def run(cell: Cell, data: Tensor, sizes: list[int], start: State, *, reverse: bool) -> tuple[Tensor, State]:
+    """Run a cell over steps of shrinking batch size, longest sequences first.
+
+    Args:
+        cell: from an input (b, features) and a state of tensors (b, …) to the next state, the first being the output.
+        data: all steps one after the other, (sum of sizes, features).
+        sizes: how many sequences are still going at each step.
+        start: the state of all sequences, (B, …) each.
+        reverse: whether to run from each sequence's last step to its first.
+
+    Returns:
+        The outputs, laid out as ``data``, and the last state of each sequence.
+    """
+    steps = list(torch.split(data, sizes))
+    outputs: list[Tensor] = [data] * len(steps)
+    state = tuple(s[: sizes[-1] if reverse else sizes[0]] for s in start)
+    ended: list[State] = []
+    for t in reversed(range(len(steps))) if reverse else range(len(steps)):
+        going = sizes[t]
+        if going > state[0].shape[0]:  # backwards, shorter sequences join in
+            state = tuple(torch.cat([s, new[s.shape[0] : going]]) for s, new in zip(state, start, strict=True))
+        elif going < state[0].shape[0]:  # forwards, they leave
+            ended.append(tuple(s[going:] for s in state))
+            state = tuple(s[:going] for s in state)
+        state = cell(steps[t], state)
+        outputs[t] = state[0]
+    last = tuple(torch.cat([s, *(e[i] for e in reversed(ended))]) for i, s in enumerate(state)) if ended else state
+    return torch.cat(outputs), last

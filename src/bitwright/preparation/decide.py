@@ -1,20 +1,20 @@
 """Decide, for every call in a graph, how it will compute: by the recipe and what the backend can do."""
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
 
 from torch import fx, nn
 
 from bitwright.backends import Backend
+from bitwright.graph import CapturedModel
 from bitwright.graph.facts import facts
 from bitwright.graph.names import node_name
-from bitwright.nn.layer import QuantLayer
+from bitwright.graph.walks import reached_from
 from bitwright.nn.operators import Operator, operator_of
-from bitwright.nn.registry import is_custom, qmodule_for
+from bitwright.nn.registry import qmodule_for
 from bitwright.preparation.decisions import Decision, Verdict
-from bitwright.preparation.first_last_layers import first_last_layers
 from bitwright.preparation.float_tensors import index_arithmetic
 from bitwright.preparation.region import Job, Region
+from bitwright.preparation.swap import own_operator
 from bitwright.preparation.verdicts import fused_with, judge
 
 _CALLS = ("call_module", "call_function", "call_method")
@@ -24,7 +24,7 @@ def decide(region: Region, job: Job, nodes: Iterable[fx.Node]) -> None:
     """Decide on those of a graph's ``nodes`` that compute, and enter it into the region's table."""
     model = region.model
     modules = dict(model.named_modules())
-    special = first_last_layers(model, modules) if job.backend.first_last_bits and not region.path else set()
+    special = _first_last_layers(model, modules) if job.backend.first_last_bits and not region.path else set()
     indices = index_arithmetic(model.graph)
     for node in nodes:
         module = modules.get(str(node.target)) if node.op == "call_module" else None
@@ -53,7 +53,8 @@ def _describe(
     name = region.named(node_name(node))
     if facts(node).leaf:
         return Decision(name, type(module).__name__, None, recipe, rule)
-    return Decision(name, kind, operator, recipe, rule, custom_qmodule(node, module), first_or_last)
+    custom = own_operator(qmodule_for(type(module) if module is not None else node.target))
+    return Decision(name, kind, operator, recipe, rule, custom, first_or_last)
 
 
 def join_activations(region: Region, backend: Backend) -> None:
@@ -79,10 +80,40 @@ def _takes_activation(node: fx.Node, before: Decision, backend: Backend) -> bool
     return before.verdict is Verdict.INTEGER and len(node.all_input_nodes[0].users) == 1
 
 
-def custom_qmodule(node: fx.Node, module: nn.Module | None) -> type[Any] | None:
-    """The class that a user has registered for what a node calls, if it is not one of Bitwright's layers."""
-    cls = qmodule_for(type(module) if module is not None else node.target)
-    return None if cls is None or not is_custom(cls) or issubclass(cls, QuantLayer) else cls
+def _first_last_layers(model: CapturedModel, modules: dict[str, nn.Module]) -> set[fx.Node]:
+    """The layers with a weight that read the network's input or give its output, with single-input operators between.
+
+    Args:
+        model: the network.
+        modules: its modules by name.
+    """
+
+    def has_weight(node: fx.Node) -> bool:
+        operator = operator_of(node, modules)
+        return operator is not None and operator.weight
+
+    found: list[fx.Node] = []
+    for node in model.graph.nodes:
+        if node.op == "placeholder":
+            found += reached_from(node, _until(has_weight, lambda n: n.users, node))
+        elif node.op == "output":
+            found += reached_from(node, _until(has_weight, lambda n: n.all_input_nodes, node))
+    return {node for node in found if has_weight(node)}
+
+
+def _until(
+    has_weight: Callable[[fx.Node], bool], step: Callable[[fx.Node], Iterable[fx.Node]], start: fx.Node
+) -> Callable[[fx.Node], Iterable[fx.Node]]:
+    """Go on from ``start`` and over operators with one tensor, as far as the next layers with a weight."""
+
+    def go_on(node: fx.Node) -> Iterable[fx.Node]:
+        return step(node) if node is start or (not has_weight(node) and _tensors_in(node) <= 1) else ()
+
+    return go_on
+
+
+def _tensors_in(node: fx.Node) -> int:
+    return sum(1 for n in node.all_input_nodes if facts(n).tensor is not None and n.op != "get_attr")
 
 
 def _plain_name(node: fx.Node, module: nn.Module | None) -> str:

@@ -72,7 +72,6 @@ class Decision:
 
     @property
     def verdict(self) -> Verdict:
-        """How it computes."""
         return self.judgement.verdict
 
     @property
@@ -82,7 +81,6 @@ class Decision:
 
     @property
     def skipped(self) -> bool:
-        """Whether its rule leaves it float."""
         return self.rule is not None and self.rule.skip
 
     @property
@@ -92,7 +90,6 @@ class Decision:
 
     @property
     def quantizes(self) -> bool:
-        """Whether it has quantizers."""
         return self.verdict in (Verdict.INTEGER, Verdict.PARTLY)
 
     @property
@@ -137,7 +134,6 @@ class Decisions:
         self._by_node: dict[str, Decision] = {}
 
     def get(self, node: object) -> Decision | None:
-        """The decision on a node, if there is one."""
         return self._by_node.get(node.name) if isinstance(node, fx.Node) else None
 
     def __getitem__(self, node: fx.Node) -> Decision:
@@ -156,7 +152,6 @@ class Decisions:
         self._by_node[node if isinstance(node, str) else node.name] = decision
 
     def judge(self, node: fx.Node | str, judgement: Judgement) -> None:
-        """Change how an operator computes."""
         name = node if isinstance(node, str) else node.name
         self._by_node[name] = replace(self._by_node[name], judgement=judgement)
 

@@ -8,9 +8,9 @@ from torch import fx
 from bitwright.graph.facts import copy_facts, facts, shape_of
 from bitwright.graph.names import add_internal, node_name
 from bitwright.graph.walks import first_input
-from bitwright.preparation.build_quantizers import make_quantizer, needed_spec
 from bitwright.preparation.decisions import Decision, Decisions, Verdict
 from bitwright.preparation.float_tensors import is_float
+from bitwright.preparation.operator_recipe import make_quantizer, needed_spec
 from bitwright.preparation.region import Region
 from bitwright.recipe import TensorRecipe
 from bitwright.spec import PerTensor, QuantSpec
@@ -73,7 +73,6 @@ class Demand:
         return (tensor, first_user) if is_float(tensor) else (start, None)
 
     def input(self, user: fx.Node, tensor: fx.Node, decision: Decision) -> Edge:
-        """Ask for the tensor that ``user`` reads."""
         source, carrier = self.walk(tensor)
         recipe = decision.recipe.input
         producer = self._producer(source)

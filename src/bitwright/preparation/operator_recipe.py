@@ -1,11 +1,12 @@
-"""OperatorRecipe: what is asked for one operator, without gaps: the rule over the recipe over the backend."""
+"""OperatorRecipe: what is asked for one operator, the rule over the recipe over the backend, and its quantizers."""
 
 from dataclasses import dataclass, field
 
 from bitwright.backends import Backend
+from bitwright.quantizer import TensorQuantizer
 from bitwright.recipe import Recipe, Rule, TensorRecipe, with_bits
 from bitwright.recipe.rule import Kind
-from bitwright.spec import QuantSpec
+from bitwright.spec import PerChannel, QuantSpec
 
 # What bits alone mean if the backend has no specs of its own.
 _NEUTRAL = {
@@ -30,7 +31,6 @@ class OperatorRecipe:
         return next((problem for problem in (*weights, *activations) if problem), None)
 
     def text(self, has_weight: bool) -> str:
-        """The specs in one line."""
         kinds = [("weight", self.weight)] if has_weight else []
         kinds += [("input", self.input)] + ([("output", self.output)] if self.output.spec != self.input.spec else [])
         return ", ".join(f"{kind} {recipe.spec}" for kind, recipe in kinds)
@@ -83,3 +83,34 @@ def _in_bits(recipe: TensorRecipe, bits: int | None) -> TensorRecipe:
     if spec is None or spec.format.floating or bits is None:
         return recipe
     return recipe.model_copy(update={"spec": with_bits(spec, bits)})
+
+
+def make_quantizer(recipe: TensorRecipe, spec: QuantSpec, label: str) -> TensorQuantizer:
+    """A quantizer by recipe."""
+    quantizer = TensorQuantizer(
+        spec,
+        recipe.observer or "MinMaxObserver",
+        recipe.method or "FixedFakeQuantize",
+        observer_options=recipe.observer_options,
+        method_options=recipe.method_options,
+    )
+    quantizer.label = label
+    return quantizer
+
+
+def no_quantizer(spec: QuantSpec | None = None) -> TensorQuantizer:
+    """Stand for the quantizer of an input that stays float: off, and owned by no module, so nothing turns it on."""
+    return TensorQuantizer(spec or QuantSpec())
+
+
+def on_axis(recipe: TensorRecipe, axis: int) -> QuantSpec:
+    """The spec of a weight whose output channels lie on ``axis``."""
+    spec = needed_spec(recipe)
+    return spec.with_(granularity=PerChannel(axis)) if isinstance(spec.granularity, PerChannel) else spec
+
+
+def needed_spec(recipe: TensorRecipe) -> QuantSpec:
+    """The spec of a tensor that is quantized."""
+    if recipe.quant_spec is None:
+        raise ValueError("a tensor recipe without a spec")
+    return recipe.quant_spec

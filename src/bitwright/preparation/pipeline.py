@@ -4,30 +4,31 @@ capture → simplify → decide → swap in QModules → fuse → decide on what
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import fx, nn
 
 from bitwright.backends import Backend
 from bitwright.errors import ConfigError
 from bitwright.graph import Capture, Leaf, PassResult, capture_model, check_attributes, read_switches, run_stage, runner
+from bitwright.graph.build import module_of
 from bitwright.graph.capture.gc_paused import gc_paused
+from bitwright.graph.facts import facts
+from bitwright.graph.names import node_name
 from bitwright.graph.rewriting.schedule import Stage
 from bitwright.graph.rewriting.stage import Switches
 from bitwright.graph.sketch import sketch
 from bitwright.preparation.decide import decide, join_activations
-from bitwright.preparation.decide_again import decide_again
 from bitwright.preparation.decisions import Decision, Decisions
-from bitwright.preparation.ledger import Ledger, attach, entries_of, is_prepared
-from bitwright.preparation.loose_layers import swap_loose
+from bitwright.preparation.ledger import Ledger, attach, check_unused_rules, entries_of, is_prepared
 from bitwright.preparation.place import place
 from bitwright.preparation.region import Job, Region
 from bitwright.preparation.resolve import resolve_recipe
 from bitwright.preparation.rule_targets import RuleTargets
-from bitwright.preparation.swap import swap
-from bitwright.preparation.unused_rules import check_unused_rules
-from bitwright.preparation.verdicts import leaf
+from bitwright.preparation.swap import swap, swap_loose
+from bitwright.preparation.verdicts import FOLDED, leaf, replaced_by
 from bitwright.recipe import Recipe
 
 
@@ -94,7 +95,7 @@ def _prepare_captured(captured: Capture, recipe: Recipe, backend: Backend, *, de
         before = list(region.model.graph.nodes)
         swap(region, job, before)
         run(region, "fuse")
-        decide_again(region, before, job)
+        _decide_again(region, before, job)
         join_activations(region, backend)
         place(region, backend)
         region.finish()
@@ -106,6 +107,37 @@ def _prepare_captured(captured: Capture, recipe: Recipe, backend: Backend, *, de
     ledger.entries += entries_of(_uncalled_leaves(captured, ledger), captured.model, backend)
     attach(captured.model, ledger)
     return captured.model.eval()
+
+
+def _decide_again(region: Region, before: list[fx.Node], job: Job) -> None:
+    """Complete a region's table for the nodes that there are now; what is gone is part of something else.
+
+    Args:
+        region: the graph after fusing, with what was decided before.
+        before: its nodes before.
+        job: recipe and backend.
+    """
+    now, old = list(region.model.graph.nodes), set(before)
+    made = [node for node in now if node not in old]
+    fresh = [node for node in made if not _inherits(region, node, before)]
+    decide(region, job, fresh)
+    swap(region, job, fresh)
+    successors = {name: node_name(node) for node in made for name in facts(node).replaces}
+    for node in old.difference(now):
+        if region.decisions.get(node) is not None:
+            successor = successors.get(node_name(node))
+            region.decisions.judge(node, replaced_by(successor) if successor else FOLDED)
+
+
+def _inherits(region: Region, node: fx.Node, before: list[fx.Node]) -> bool:
+    """Let a node have the decision on one that it replaces, if both call a QModule of the same class."""
+    cls = type(module_of(node, region.model))
+    for old in before if node.op == "call_module" else ():
+        decision = region.decisions.get(old) if node_name(old) in facts(node).replaces else None
+        if decision is not None and type(module_of(old, region.model)) is cls:
+            region.decisions.record(node, replace(decision, name=region.named(node_name(node))))
+            return True
+    return False
 
 
 def _stage_runner(

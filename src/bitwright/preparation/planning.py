@@ -1,6 +1,6 @@
 """plan: what prepare would do to a model, operator by operator: what was asked, what it gets, and why."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +27,6 @@ class Plan:
 
     @property
     def entries(self) -> list[Entry]:
-        """One entry for each operator."""
         return self.ledger.entries
 
     def rows(self) -> list[tuple[str, ...]]:
@@ -53,7 +52,6 @@ class Plan:
     __repr__ = __str__
 
     def __rich__(self) -> "Table":
-        """The table for rich's console."""
         from rich.table import Table
 
         table = Table(title=self.title(), title_justify="left")
@@ -75,11 +73,7 @@ def plan(
     recipe: Recipe | Mapping[str, Any] | str | Path | None = None,
     example_inputs: Any = None,  # noqa: ANN401
     backend: str | Path | Backend | None = None,
-    *,
-    weight: str | None = None,
-    activation: str | None = None,
-    skip: Iterable[str] = (),
-    allow_float: bool = False,
+    **options: Any,
 ) -> Plan:
     """Say what :func:`prepare` would do, for each operator: its rule, what is asked, what it gets, and why.
 
@@ -88,24 +82,11 @@ def plan(
         recipe: as for ``prepare``: a Recipe, a mapping, a YAML or JSON file, or the name of a preset.
         example_inputs: as for ``prepare``; the model is captured with them.
         backend: as for ``prepare``.
-        weight: as for ``prepare``.
-        activation: as for ``prepare``.
-        skip: as for ``prepare``.
-        allow_float: as for ``prepare``.
+        options: the other arguments of ``prepare``.
 
     Returns:
         A table that prints itself; ``entries`` has the rows.
     """
     if example_inputs is None:
         raise ConfigError("plan needs example inputs to capture the model: plan(model, recipe, example_inputs)")
-    prepared = prepare(
-        model,
-        example_inputs,
-        backend,
-        recipe=recipe,
-        weight=weight,
-        activation=activation,
-        skip=skip,
-        allow_float=allow_float,
-    )
-    return Plan(ledger_of(prepared))
+    return Plan(ledger_of(prepare(model, example_inputs, backend, recipe=recipe, **options)))

@@ -7,8 +7,7 @@ from typing import Any
 from bitwright.backends import BACKENDS, Backend, find_backend
 from bitwright.errors import ConfigError
 from bitwright.graph import read_switches
-from bitwright.preparation.build_quantizers import make_quantizer
-from bitwright.preparation.operator_recipe import operator_recipe
+from bitwright.preparation.operator_recipe import make_quantizer, operator_recipe
 from bitwright.recipe import Recipe, Rule, TensorRecipe
 
 

@@ -28,7 +28,6 @@ class RuleTargets:
         return self._note(RuleTarget(name, scope, operator, types, qualified(path, node.name)))
 
     def of_module(self, path: str, module: nn.Module) -> RuleTarget:
-        """A module outside of any graph."""
         return self._note(RuleTarget(path, path, module_kind(module), self._along(path)))
 
     def note_modules(self, region: fx.GraphModule, path: str) -> None:

@@ -2,23 +2,26 @@
 
 import inspect
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 from torch import fx, nn
 
 from bitwright.backends import Backend
 from bitwright.errors import ConfigError
+from bitwright.graph import Capture
 from bitwright.graph.build import module_of
-from bitwright.graph.names import add_internal
+from bitwright.graph.names import add_internal, put_submodule
 from bitwright.nn.layer import QuantLayer
 from bitwright.nn.mixins import QuantInputMixin, QuantMixin
+from bitwright.nn.operators import operator_of_module
 from bitwright.nn.opr import QuantOpr
 from bitwright.nn.registry import adopt, is_custom, qmodule_for
-from bitwright.preparation.build_quantizers import make_quantizer, needed_spec, no_quantizer, on_axis
-from bitwright.preparation.decisions import Decision, Judgement
-from bitwright.preparation.operator_recipe import OperatorRecipe
+from bitwright.preparation.decisions import Decision, Decisions, Judgement
+from bitwright.preparation.operator_recipe import OperatorRecipe, make_quantizer, needed_spec, no_quantizer, on_axis
 from bitwright.preparation.region import Job, Region
-from bitwright.preparation.verdicts import NO_QMODULE, NOT_SWAPPED, shares_weight
+from bitwright.preparation.rule_targets import module_kind
+from bitwright.preparation.verdicts import NO_QMODULE, NOT_SWAPPED, judge_loose, shares_weight
 from bitwright.recipe import Recipe, TensorRecipe
 
 
@@ -87,6 +90,11 @@ def make(cls: type[Any], source: nn.Module | fx.Node, name: str, recipe: Recipe 
     return made.train(source.training) if isinstance(source, nn.Module) else made
 
 
+def own_operator(cls: type[Any] | None) -> type[Any] | None:
+    """The class if it is a user's own QModule, and not one of Bitwright's layers."""
+    return cls if cls is not None and is_custom(cls) and not issubclass(cls, QuantLayer) else None
+
+
 def quantizes_weight(module: nn.Module) -> bool:
     """Whether a QModule has a weight with a quantizer of its own."""
     return module.has_weight() if isinstance(module, QuantOpr) else isinstance(module, QuantMixin)
@@ -107,3 +115,31 @@ def _give_weight_quantizer(module: Any, name: str, weight: TensorRecipe, backend
         module._weight_quantizer = make_quantizer(weight, spec, f"{name}.weight")
     if isinstance(module, QuantLayer):
         module.quantize_bias = backend.integer_bias and module.scale_per_output
+
+
+def swap_loose(captured: Capture, job: Job) -> Decisions:
+    """Swap the layers that no graph calls; return what was decided, by their names."""
+    decisions = Decisions()
+    for path in captured.loose:
+        module = captured.model.get_submodule(path)
+        rule = job.recipe.rule_for(job.targets.of_module(path, module))
+        cls = qmodule_for(type(module))
+        known = module_kind(module), operator_of_module(module), job.recipe_for(rule), rule, own_operator(cls)
+        drafted = Decision(path, *known)
+        decision = replace(drafted, judgement=judge_loose(drafted, cls, job))
+        if decision.quantizes:
+            made = make(cls, module, path, job.recipe)  # pyrefly: ignore  (it does not quantize without a class)
+            give_quantizers(made, path, decision.recipe, job.backend)
+            put_submodule(captured.model, path, made)
+            decision = with_own_quantizers(decision, path, made)
+        decisions.record(path, decision)
+    return decisions
+
+
+def with_own_quantizers(decision: Decision, path: str, module: nn.Module) -> Decision:
+    """The decision on a layer that owns its quantizers, with their names."""
+    own, weight = (
+        f"{path}.{name}".lstrip(".") if module._modules.get(name) is not None else ""
+        for name in ("_input_quantizer", "_weight_quantizer")
+    )
+    return replace(decision, inputs=(own,) if own else (), weight=weight)

@@ -82,11 +82,9 @@ class Recipe(Strict):
         return data | changed | rules
 
     def to_yaml(self) -> str:
-        """YAML text that :meth:`parse` reads back."""
         return write_yaml(self.to_dict())
 
     def to_json(self) -> str:
-        """JSON text that :meth:`parse` reads back."""
         return json.dumps(self.to_dict(), indent=2, ensure_ascii=False) + "\n"
 
     def save(self, path: str | Path) -> Path:
@@ -105,7 +103,6 @@ class Recipe(Strict):
         return {"$schema": SCHEMA_ID, **cls.model_json_schema()}
 
     def rule_for(self, target: RuleTarget) -> Rule | None:
-        """The last rule that matches."""
         return next((r for r in reversed(self.rules) if r.matches(target)), None)
 
     def check_rules(self, targets: Iterable[RuleTarget]) -> None:

@@ -98,7 +98,6 @@ class Rule(Strict):
         return (self.input if kind == "input" else self.output).over(self.activation)
 
     def matches(self, target: RuleTarget) -> bool:
-        """Whether this rule speaks of an operator."""
         kind, _, wanted = self.match.partition(":")
         if kind == "re":
             return any(re.fullmatch(wanted, path) for path in target.paths())
@@ -109,6 +108,5 @@ class Rule(Strict):
         return inside or any(fnmatchcase(path, self.match) for path in target.paths())
 
     def to_data(self) -> dict[str, Any]:
-        """Plain data without what is not asked."""
         flags = {k: True for k in ("skip", "force", "optional") if getattr(self, k)}
         return {"match": self.match, **flags, **{k: getattr(self, k).to_data() for k in self.asks}}

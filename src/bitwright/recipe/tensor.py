@@ -74,7 +74,6 @@ class TensorRecipe(Strict):
 
     @property
     def floating(self) -> bool:
-        """Whether the tensor shall stay float."""
         return self.spec == FLOAT
 
     @property
@@ -84,7 +83,6 @@ class TensorRecipe(Strict):
 
     @property
     def empty(self) -> bool:
-        """Whether nothing is asked."""
         return self == TensorRecipe()
 
     def over(self, base: "TensorRecipe") -> "TensorRecipe":

@@ -1,12 +1,13 @@
 """Replace the layers of ``torch.nn`` by quantized ones: those that the old toolkit replaces."""
 
 from collections.abc import Iterable
+from contextlib import ExitStack
 
 from torch import nn
 
 from bitwright import quant_modules as _ours
 from bitwright.compat.pytorch_quantization.onnx_export import enable_onnx_export
-from bitwright.quant_modules import Replaced, Replacement, deactivate, replaceable
+from bitwright.quant_modules import Replacement, deactivate, replaceable
 
 _WITH_SIZES = ("Conv", "ConvTranspose", "AvgPool", "AdaptiveAvgPool")
 REPLACED = (*(f"{name}{d}d" for name in _WITH_SIZES for d in (1, 2, 3)), "Linear", "LSTM", "LSTMCell")
@@ -14,7 +15,7 @@ REPLACED = (*(f"{name}{d}d" for name in _WITH_SIZES for d in (1, 2, 3)), "Linear
 
 def initialize(
     float_module_list: Iterable[str] | None = None, custom_quant_modules: Iterable[Replacement] | None = None
-) -> Replaced:
+) -> ExitStack:
     """Let ``torch.nn.Conv2d`` and its like be their quantized versions; a second call replaces the first.
 
     Args:

@@ -1,6 +1,5 @@
 """Mixins and helpers for quantized modules, under the name they are known by."""
 
-from bitwright.nn.descriptors import pop_quant_desc_in_kwargs
-from bitwright.nn.mixins import QuantInputMixin, QuantMixin
+from bitwright.nn.mixins import QuantInputMixin, QuantMixin, pop_quant_desc_in_kwargs
 
 __all__ = ["QuantInputMixin", "QuantMixin", "pop_quant_desc_in_kwargs"]

@@ -58,7 +58,6 @@ class Operator:
 
     @property
     def activation(self) -> bool:
-        """Whether it is a function of each value by itself."""
         return self.elementwise and not self.binary
 
     @property
