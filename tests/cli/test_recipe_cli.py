@@ -6,18 +6,7 @@ import pytest
 
 from bitwright.backends import BACKENDS
 from bitwright.backends.table import page
-from bitwright.cli import main
 from bitwright.recipe import PRESETS, Recipe
-
-
-@pytest.fixture
-def run(capsys):
-    def run(*arguments):
-        code = main(arguments)
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return run
 
 
 def test_the_schema_is_printed_and_written(run, tmp_path):

@@ -96,6 +96,20 @@ class ToyTime(OnnxRuntime):
     """onnxruntime under another name."""
 
     name = "toytime"
+    formats = ("onnx", "toyformat")
+'''
+
+FORMAT = '''
+from bitwright.exporting.formats.base import register_format
+from bitwright.exporting.formats.onnx import OnnxFormat
+
+
+@register_format("toyformat")
+class ToyFormat(OnnxFormat):
+    """ONNX under another name."""
+
+    name = "toyformat"
+    suffix = ".toy"
 '''
 
 FILES = {
@@ -105,5 +119,6 @@ FILES = {
     "operator": ("nn/operators/toy_operator.py", OPERATOR),
     "schedule": ("graph/passes/simplify/toy_schedule.py", SCHEDULE),
     "backend": ("backends/a_toy_backend.py", BACKEND),
+    "format": ("exporting/formats/toy_format.py", FORMAT),
     "runtime": ("verification/runtimes/a_toy_runtime.py", RUNTIME),
 }

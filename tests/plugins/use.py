@@ -52,6 +52,9 @@ def main():
         proof = bw.verify(chosen, file, [x], latency=False, progress=False)
         finite = torch.isfinite(torch.as_tensor(bw.run_file(file, "toytime")(x))).all()
         results["runtime"] = [list(proof.runtimes), bool(finite)]
+        other = bw.export(chosen, Path(folder) / "net.toy", format="toyformat")
+        again = bw.verify(chosen, other, [x], latency=False, progress=False)
+        results["format"] = [other.record.format, again.ok, list(again.runtimes)]
     swapped = bw.swap_modules(net)
     results["swapped"] = type(swapped.cut).__name__
     results["home"] = bw.__file__
