@@ -34,9 +34,7 @@ def answer(app: Callable[..., Any], arguments: Sequence[str]) -> int:
     with _remarks():
         try:
             code = app(list(arguments), prog_name="bitwright", standalone_mode=False, obj=state)
-        except KeyboardInterrupt:
-            code = INTERRUPTED
-        except typer.Abort:
+        except (KeyboardInterrupt, typer.Abort):
             code = INTERRUPTED
         except _UsageError as error:
             return _refuse(_usage(error), state)

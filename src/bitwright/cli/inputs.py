@@ -15,8 +15,7 @@ class Batches:
     """Batches that can be iterated several times, and that name their source when it raises."""
 
     def __init__(self, name: str, begin: Callable[[], Iterable[Any]]) -> None:
-        self.name = name
-        self._begin = begin
+        self.name, self._begin = name, begin
 
     def __iter__(self) -> Iterator[Any]:
         with blame(self.name):
@@ -39,12 +38,8 @@ class Batches:
 class SizedBatches(Batches):
     """Batches of a known number, so that a progress bar can show the end."""
 
-    def __init__(self, name: str, begin: Callable[[], Iterable[Any]], count: int) -> None:
-        super().__init__(name, begin)
-        self._count = count
-
     def __len__(self) -> int:
-        return self._count
+        return len(self._begin())  # pyrefly: ignore
 
 
 def read_batches(given: Any, name: str) -> Batches:  # noqa: ANN401
@@ -59,9 +54,10 @@ def read_batches(given: Any, name: str) -> Batches:  # noqa: ANN401
         with blame(name):
             found = list(found)
     try:
-        return SizedBatches(name, lambda: found, len(found))  # pyrefly: ignore
-    except TypeError:
+        len(found)  # pyrefly: ignore
+    except TypeError:  # as a DataLoader without a known length raises
         return Batches(name, lambda: found)
+    return SizedBatches(name, lambda: found)
 
 
 def call_if_function(given: Any, name: str) -> Any:  # noqa: ANN401

@@ -11,7 +11,7 @@ from bitwright.cli.output import print_json, print_table, print_text, stdout_kep
 if TYPE_CHECKING:
     from torch import nn
 
-    from bitwright.preparation import Entry, Ledger
+    from bitwright.preparation import Ledger
 
 EPILOG = "Example: bitwright inspect mypkg.nets:build --shape 1,3,224,224 --backend openvino"
 EXAMPLE_NAME = "example_inputs"
@@ -39,7 +39,7 @@ def inspect(
     Example inputs come from --example, --data or --shape, or else from example_inputs in the model's module.
     """
     with stdout_kept_clean(json):
-        ledger = _dry_run(model, example, data, shape or [], backend, recipe, weight, activation, skip)
+        ledger = _dry_run(model, example, data, shape or [], (backend, recipe, weight, activation, skip or ()))
     if json:
         print_json({"model": model} | _data(ledger))
         return
@@ -47,19 +47,18 @@ def inspect(
 
 
 def _dry_run(
-    target: str, example: str | None, data: str | None, shapes: list[str], backend: str | None, *wishes: Any
+    target: str, example: str | None, data: str | None, shapes: list[str], wishes: tuple[Any, ...]
 ) -> "Ledger":
     from bitwright.cli.load import load, load_model
-    from bitwright.cli.wishes import read_wishes
-    from bitwright.preparation import ledger_of, prepare
+    from bitwright.preparation import ledger_of, prepare, resolve_recipe
 
     with step("building the model"):
         load(target, "the model")  # its module may register what the wishes name
-        chosen, recipe = read_wishes(backend, *wishes)
+        recipe, backend = resolve_recipe(*wishes)
         model = load_model(target)
     inputs = _example(target, model, example, data, shapes)
     with step("preparing"):
-        return ledger_of(prepare(model, inputs, chosen, recipe=recipe))
+        return ledger_of(prepare(model, inputs, backend, recipe=recipe))
 
 
 def _example(target: str, model: "nn.Module", example: str | None, data: str | None, shapes: list[str]) -> Any:  # noqa: ANN401
@@ -102,8 +101,10 @@ def _counts(ledger: "Ledger") -> dict[str, int]:
 
 def _print(target: str, ledger: "Ledger") -> None:
     headers = ("name", "operator", "computes", "input", "weight", "output", "rule", "reason")
-    title = f"{target} for {ledger.backend.name}"
-    print_table(headers, [_row(e) for e in ledger.entries], title=title, whole=("computes",))
+    rows = [
+        (e.name, e.operator, e.verdict.value, e.input, e.weight, e.output, e.rule, e.reason) for e in ledger.entries
+    ]
+    print_table(headers, rows, title=f"{target} for {ledger.backend.name}", whole=("computes",))
     print_text(", ".join(f"{count} {verdict}" for verdict, count in _counts(ledger).items()), "bold")
     if ledger.islands:
         islands = [(name or "(the model)", reason) for name, reason in ledger.islands.items()]
@@ -112,17 +113,3 @@ def _print(target: str, ledger: "Ledger") -> None:
         print_text(f"Note: fixed by the example inputs: {guard.reader} of {guard.node} at {guard.where}")
     for note in ledger.notes:
         print_text(f"Note: {note}")
-
-
-def _row(entry: "Entry") -> tuple[str, ...]:
-    verdict = entry.verdict.value
-    return (
-        entry.name,
-        entry.operator,
-        verdict,
-        entry.input,
-        entry.weight,
-        entry.output,
-        entry.rule,
-        entry.reason,
-    )

@@ -78,27 +78,16 @@ def quantize(
         from bitwright.cli.job import Job
         from bitwright.cli.summary import show
 
-        job = Job.check(
-            model=model,
-            data=data,
-            evaluate=evaluate,
-            example=example,
-            wishes=(backend, recipe, weight, activation, skip),
-            output=output,
-            name=name,
-            format=format,
-            force=force,
-            runtimes=runtime,
-            latency=not no_latency,
-            limits={
-                "coverage": min_coverage,
-                "equal": min_equal,
-                "largest": max_gap,
-                "output": max_output_difference,
-                "speedup": min_speedup,
-            },
-            max_drop=max_accuracy_drop,
-        )
+        limits = {
+            "coverage": min_coverage,
+            "equal": min_equal,
+            "largest": max_gap,
+            "output": max_output_difference,
+            "speedup": min_speedup,
+        }
+        wishes = (backend, recipe, weight, activation, skip or ())
+        files = (output, name, format, force)
+        job = Job(model, data, evaluate, example, wishes, *files, runtime, not no_latency, limits, max_accuracy_drop)
         outcome = job.run()
     show(outcome, json)
     if outcome.proof.ok is not True:

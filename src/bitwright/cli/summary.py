@@ -1,6 +1,5 @@
 """What ``quantize`` says at the end: one table, what stays float, what was missed, and where things are."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -73,37 +72,29 @@ def show(outcome: Outcome, json: bool) -> None:
 
 
 def _rows(outcome: Outcome) -> list[list[str]]:
-    proof = outcome.proof
-    found = proof.runtimes.values()
+    proof, found = outcome.proof, outcome.proof.runtimes.values()
+    scores: dict[str, Scores] = {"simulation": outcome.simulated, **outcome.deployed}
     rows = [
-        [
-            key,
-            f"{value:.4g}",
-            f"{outcome.simulated[key]:.4g}",
-            *_scores(key, proof.runtimes, outcome.deployed),
-        ]
-        for key, value in outcome.before.items()
+        [key, *(f"{s[key]:.4g}" if key in s else "" for s in (outcome.before, *_columns(scores, proof)))]
+        for key in outcome.before
     ]
-    rows.append(["operators in integers", "", "", *(_coverage(p) for p in found)])
-    rows.append(["multiply–adds in integers", "", "", *(percent(p.coverage_multiply_adds) for p in found)])
-    rows.append(["values equal to the simulation", "", "", *(percent(p.equal, digits=3) for p in found)])
-    gaps = [NOT_MEASURED if p.largest is None else str(p.largest) for p in found]
-    rows.append(["largest gap in steps", "", "", *gaps])
-    rows.append(["outputs differ by", "", "", *(percent(p.worst_output("relative"), digits=2) for p in found)])
-    if any(p.latency for p in found):
-        times = [f"{p.latency.quantized_ms:.2f} ms" if p.latency else "" for p in found]
-        rows.append(["latency", "", "", *times])
-        speeds = [f"{p.latency.speedup:.2f}x" if p.latency else "" for p in found]
-        rows.append(["speed against FP32 there", "", "", *speeds])
+    measured = {
+        "operators in integers": lambda p: (
+            f"{sum(o.integer for o in p.operators)}/{len(p.operators)} ({percent(p.coverage)})"
+        ),
+        "multiply–adds in integers": lambda p: percent(p.coverage_multiply_adds),
+        "values equal to the simulation": lambda p: percent(p.equal, digits=3),
+        "largest gap in steps": lambda p: NOT_MEASURED if p.largest is None else str(p.largest),
+        "outputs differ by": lambda p: percent(p.worst_output("relative"), digits=2),
+        "latency": lambda p: f"{p.latency.quantized_ms:.2f} ms" if p.latency else "",
+        "speed against FP32 there": lambda p: f"{p.latency.speedup:.2f}x" if p.latency else "",
+    }
+    rows += [row for name, text in measured.items() if any((row := [name, "", "", *map(text, found)])[3:])]
     return [*rows, ["size", megabytes(proof.float_size), "", *(megabytes(proof.size) for _ in found)]]
 
 
-def _scores(key: str, runtimes: Mapping[str, RuntimeProof], deployed: Mapping[str, Scores]) -> list[str]:
-    return [f"{deployed[name][key]:.4g}" if name in deployed else "" for name in runtimes]
-
-
-def _coverage(proof: RuntimeProof) -> str:
-    return f"{sum(o.integer for o in proof.operators)}/{len(proof.operators)} ({percent(proof.coverage)})"
+def _columns(scores: dict[str, Scores], proof: Proof) -> list[Scores]:
+    return [scores.get(name, {}) for name in ("simulation", *proof.runtimes)]
 
 
 def _print_float(runtime: str, proof: RuntimeProof) -> None:

@@ -105,16 +105,14 @@ def _float_groups(ledger: Ledger) -> list[FloatGroup]:
 
 def _run_in_float(proof: Proof | None) -> dict[str, list[FloatGroup]]:
     """By runtime, the operators that it executes in float."""
-    found: dict[str, list[FloatGroup]] = {}
-    for runtime in proof.runtimes.values() if proof is not None else []:
-        groups: dict[tuple[str, str], list[str]] = defaultdict(list)
-        for check in runtime.operators:
-            if not check.integer:
-                reason = f"{check.reason or 'no reason known'} (runs as {check.runs_as})"
-                groups[check.kind, reason].append(check.name)
-        if groups:
-            found[runtime.runtime] = [FloatGroup(kind, why, names) for (kind, why), names in groups.items()]
-    return found
+    return {
+        name: [
+            FloatGroup(kind, f"{reason or 'no reason known'} (runs as {runs_as})", names)
+            for (kind, runs_as, reason), names in runtime.float_groups().items()
+        ]
+        for name, runtime in (proof.runtimes if proof is not None else {}).items()
+        if runtime.floats
+    }
 
 
 @dataclass

@@ -174,6 +174,13 @@ class RuntimeProof:
         """The operators that ran in float."""
         return [o for o in self.operators if not o.integer]
 
+    def float_groups(self) -> dict[tuple[str, str, str], list[str]]:
+        """The names of the operators that ran in float, by their kind, what they ran as, and the reason."""
+        groups: dict[tuple[str, str, str], list[str]] = {}
+        for o in self.floats:
+            groups.setdefault((o.kind, o.runs_as, o.reason), []).append(o.name)
+        return groups
+
     def count(self, kind: str) -> tuple[int, int]:
         """How many operators of a kind ran in integers, and how many there are."""
         chosen = [o for o in self.operators if o.kind == kind]

@@ -1,10 +1,10 @@
 """A proof in words: what ``print(proof)`` shows."""
 
-import math
 from collections import Counter
 from collections.abc import Iterator
 
-from bitwright.verification.proof import Latency, OperatorCheck, Proof, RuntimeProof
+from bitwright.reporting.text import percent
+from bitwright.verification.proof import Latency, Proof, RuntimeProof
 
 _MOST_FLOAT = 12
 
@@ -21,54 +21,52 @@ def in_words(proof: Proof) -> str:
 
 
 def _runtime(proof: RuntimeProof) -> Iterator[str]:
-    yield f"{proof.runtime} {proof.version}: {coverage_words(proof)}"
-    for line in float_words(proof.floats):
+    yield f"{proof.runtime} {proof.version}: {_coverage(proof)}"
+    for line in _float(proof):
         yield f"  float: {line}"
-    yield f"  {tensor_words(proof)}"
+    yield f"  {_tensor(proof)}"
     if proof.first_deviation:
         yield f"  first tensor off by more than one step: {proof.first_deviation.name}"
     for tensor in proof.uncompared:
         yield f"  not compared: {tensor.name} ({tensor.reason})"
-    yield f"  {output_words(proof)}"
+    yield f"  {_output(proof)}"
     if proof.latency:
-        yield f"  {latency_words(proof.latency)}"
+        yield f"  {_latency(proof.latency)}"
     yield from (f"  note: {note}" for note in proof.notes)
 
 
-def coverage_words(proof: RuntimeProof) -> str:
+def _coverage(proof: RuntimeProof) -> str:
     """How much runs in integers, by number, multiply–adds and time."""
     if proof.coverage is None:
         return "what runs in integers was not measured"
     kinds = Counter(o.kind for o in proof.operators)
     counts = ", ".join("{}/{} {}".format(*proof.count(kind), kind) for kind in kinds)
     weighted = {"multiply–adds": proof.coverage_multiply_adds, "time": proof.coverage_time}
-    more = ", ".join(f"{floor_percent(share, 0)} of {what}" for what, share in weighted.items() if share is not None)
-    return f"{floor_percent(proof.coverage, 0)} in integers ({counts})" + (f"; {more}" if more else "")
+    more = ", ".join(f"{percent(share, 0)} of {what}" for what, share in weighted.items() if share is not None)
+    return f"{percent(proof.coverage, 0)} in integers ({counts})" + (f"; {more}" if more else "")
 
 
-def float_words(operators: list[OperatorCheck]) -> Iterator[str]:
+def _float(proof: RuntimeProof) -> Iterator[str]:
     """The operators that ran in float, those of one kind and reason in one line."""
-    groups: dict[tuple[str, str, str], list[str]] = {}
-    for o in operators:
-        groups.setdefault((o.kind, o.runs_as, o.reason), []).append(o.name)
-    for (kind, runs_as, reason), names in list(groups.items())[:_MOST_FLOAT]:
+    groups = list(proof.float_groups().items())
+    for (kind, runs_as, reason), names in groups[:_MOST_FLOAT]:
         named = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
         yield f"{named} ({kind}, runs as {runs_as})" + (f": {reason}" if reason else "")
     if len(groups) > _MOST_FLOAT:
-        yield f"and {sum(map(len, list(groups.values())[_MOST_FLOAT:]))} more operators"
+        yield f"and {sum(len(names) for _, names in groups[_MOST_FLOAT:])} more operators"
 
 
-def tensor_words(proof: RuntimeProof) -> str:
+def _tensor(proof: RuntimeProof) -> str:
     """How the quantized tensors compare."""
     if proof.largest is None:
         return "no quantized tensor was compared"
     gap = f"largest gap {proof.largest} step(s) in {len(proof.compared)} tensors"
     if proof.equal is None:
         return gap
-    return f"{floor_percent(proof.equal)} of quantized values equal the simulation, {gap}"
+    return f"{percent(proof.equal, 3)} of quantized values equal the simulation, {gap}"
 
 
-def output_words(proof: RuntimeProof) -> str:
+def _output(proof: RuntimeProof) -> str:
     """How the outputs compare."""
     problems = [f"{o.name} {o.problem}" for o in proof.outputs if o.problem]
     worst = proof.worst_output("relative")
@@ -80,16 +78,10 @@ def output_words(proof: RuntimeProof) -> str:
     return f"outputs differ by at most {worst:.2%} of their range ({name}){apart}"
 
 
-def latency_words(t: Latency) -> str:
+def _latency(t: Latency) -> str:
     """The speed."""
     text = f"{t.quantized_ms:.2f} ms, {t.speedup:.2f}x the speed of FP32 ({t.float_ms:.2f} ms)"
     if t.default_speedup is None:
         return text
     by_default = f"{t.default_quantized_ms:.2f} ms against {t.default_float_ms:.2f} ms, {t.default_speedup:.2f}x"
     return f"{text}; by default, float parts in {t.default_precision}: {by_default}"
-
-
-def floor_percent(share: float, digits: int = 3) -> str:
-    """A share in percent, never rounded up to 100 %."""
-    scale = 10 ** (digits + 2)
-    return f"{math.floor(share * scale + 1e-9) / scale:.{digits}%}"
