@@ -10,22 +10,15 @@ with sigmoid(V) = (1 + tanh(V / 2)) / 2, by :mod:`bitwright.numerics.hyperbolic`
 The regulariser Σ 1 - |2h - 1|^β drives h to 0 or 1. Without gradients, and once hardened, rounding is up where V >= 0.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
 from bitwright.methods.base import Method, register_method
-from bitwright.numerics import quantize, quantize_dequantize
-from bitwright.numerics.fused import Fused
+from bitwright.numerics import Fused, PerScale, PerValue, apply_kernel, kernel_operator, quantize_dequantize, wide
 from bitwright.numerics.hyperbolic import tanh_and_slope
-from bitwright.numerics.kernel_operator import apply_kernel, kernel_operator
-from bitwright.numerics.kinds import PerScale, PerValue
-from bitwright.numerics.precision import wide
 from bitwright.numerics.views import broadcast
 from bitwright.spec import QuantSpec
 
-_NAME = "AdaRoundFakeQuantize"
 ZETA, GAMMA = 1.1, -0.1
 
 
@@ -66,7 +59,7 @@ def _by_sign(x: Tensor, rounding: PerValue, scale: PerScale) -> Tensor:
 learned_rounding = kernel_operator("learned_rounding", _values, _gradients, learned=("rounding",))
 
 
-@register_method(_NAME, aliases=("adaround", "AdaRound"))
+@register_method("AdaRoundFakeQuantize", aliases=("adaround", "AdaRound"))
 class AdaRoundFakeQuantize(Method):
     """AdaRound: rounds to nearest until :meth:`init` has seen the weight; then V is a Parameter of its shape.
 
@@ -105,10 +98,7 @@ class AdaRoundFakeQuantize(Method):
         return apply_kernel(_by_sign, x, self.rounding.detach(), scale, axis=self.axis, group=self.group)
 
     def integers(self, x: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor:
-        """The integers after learned rounding."""
-        spec, where = self.spec, (self.axis, self.group)
-        x = self.rounded(x, scale)
-        return quantize(x, scale, zero_point, spec.qmin, spec.qmax, *where, dtype=spec.format.storage)
+        return super().integers(self.rounded(x, scale), scale, zero_point)
 
     def forward(self, x: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor:
         """Quantize and dequantize ``x``, softly while V is trained."""
@@ -119,20 +109,3 @@ class AdaRoundFakeQuantize(Method):
         if self.rounding is not None and torch.is_grad_enabled() and x.requires_grad:
             moved = moved + (x - x.detach())  # hardened: straight through
         return quantize_dequantize(moved, scale, zero_point, *where)
-
-    def _load_from_state_dict(
-        self,
-        state_dict: dict[str, Any],
-        prefix: str,
-        local_metadata: dict[str, Any],
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
-    ) -> None:
-        saved = state_dict.get(prefix + "rounding")
-        if saved is not None:
-            self.learn("rounding", saved)
-        super()._load_from_state_dict(
-            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
-        )

@@ -47,7 +47,6 @@ class AmaxFakeQuantize(FixedFakeQuantize):
         return even and self.rounds and not self.real and super().uniform
 
     def start(self, scale: Tensor, zero_point: Tensor) -> None:
-        """Begin from a calibrated scale."""
         if self.has_range and scale.numel():
             self.begin(scale.max() * self.spec.qmax)
 
@@ -64,7 +63,6 @@ class AmaxFakeQuantize(FixedFakeQuantize):
         return scale_and_zero_point(self.clip_value_min.detach(), self.clip_value_max.detach(), self.spec)
 
     def integers(self, x: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor:
-        """The integers, or fp8 numbers, that ``x`` is stored as."""
         return super().integers(self._clipped(x), *self.qparams(scale, zero_point))
 
     def forward(self, x: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor:

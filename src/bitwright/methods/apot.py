@@ -23,13 +23,8 @@ from bitwright.methods.base import register_method
 from bitwright.methods.clipped import TINY
 from bitwright.methods.nonuniform import NonUniformMethod
 from bitwright.methods.options import flag, need_bits, need_symmetric
-from bitwright.numerics.fused import Fused
-from bitwright.numerics.kernel_operator import kernel_operator
-from bitwright.numerics.kinds import PerScale, PerValue
-from bitwright.numerics.precision import total, wide
+from bitwright.numerics import Fused, PerScale, PerValue, kernel_operator, total, wide
 from bitwright.spec import QuantSpec
-
-_NAME = "APoTFakeQuantize"
 
 
 def _look_up(v: Tensor, table: Tensor) -> Tensor:
@@ -73,7 +68,7 @@ def additive_powers(bits: int) -> Tensor:
     return torch.tensor(sorted(sum(each) for each in itertools.product(*terms)), dtype=torch.float64)
 
 
-@register_method(_NAME, aliases=("apot", "APoT"))
+@register_method("APoTFakeQuantize", aliases=("apot", "APoT"))
 class APoTFakeQuantize(NonUniformMethod):
     """APoT: the clipping value alpha is a Parameter.
 
@@ -87,13 +82,13 @@ class APoTFakeQuantize(NonUniformMethod):
     table: Tensor
 
     def __init__(self, spec: QuantSpec, weight_norm: bool = False, use_grad_scaling: bool = False) -> None:
-        need_symmetric(_NAME, spec)
-        need_bits(_NAME, spec, 8)
+        need_symmetric(self, spec)
+        need_bits(self, spec, 8)
         super().__init__(spec)
         table = nearest_table(additive_powers(spec.bits - int(spec.format.signed)))
         self.register_buffer("table", table.float(), persistent=False)
-        self.weight_norm = flag(_NAME, "weight_norm", weight_norm)
-        self.use_grad_scaling = flag(_NAME, "use_grad_scaling", use_grad_scaling)
+        self.weight_norm = flag(self, "weight_norm", weight_norm)
+        self.use_grad_scaling = flag(self, "use_grad_scaling", use_grad_scaling)
         self.register_parameter("alpha", None)
 
     def start(self, scale: Tensor, zero_point: Tensor) -> None:
@@ -102,13 +97,11 @@ class APoTFakeQuantize(NonUniformMethod):
         self.learn("alpha", torch.full_like(reach, 3.0) if self.weight_norm else reach)
 
     def largest(self, scale: Tensor, zero_point: Tensor) -> Tensor:
-        """The largest level."""
         if self._parameters["alpha"] is None:
             self.start(scale, zero_point)
         return self.alpha.abs() + TINY
 
     def forward(self, x: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor:
-        """Round ``x`` to the nearest level."""
         if self.weight_norm:
             x = (x - x.mean()) / (x.std() + 1e-5)
         largest = self.largest(scale, zero_point)

@@ -22,11 +22,8 @@ import torch
 from torch import Tensor
 
 from bitwright.methods.base import Method
-from bitwright.numerics import quantize_dequantize
-from bitwright.numerics.fused import Fused
-from bitwright.numerics.kernel_operator import kernel_operator
-from bitwright.numerics.kinds import PerScale, PerValue
-from bitwright.numerics.precision import total, wide
+from bitwright.methods.options import flag
+from bitwright.numerics import Fused, PerScale, PerValue, kernel_operator, quantize_dequantize, total, wide
 from bitwright.numerics.qdq import nearest_level
 from bitwright.spec import QuantSpec
 
@@ -83,31 +80,40 @@ class ClippedMethod(Method):
 
     def __init__(self, spec: QuantSpec, use_grad_scaling: bool) -> None:
         super().__init__(spec)
-        self.use_grad_scaling = use_grad_scaling
+        self.use_grad_scaling = flag(self, "use_grad_scaling", use_grad_scaling)
 
     def grid(self, zero_point: Tensor) -> Grid:
         """The grid in force; its tensors carry the gradients to the Parameters."""
         raise NotImplementedError(f"{type(self).__name__} must say what its Parameters mean: write grid(zero_point)")
 
-    @property
-    def started(self) -> bool:
-        """Whether the Parameters are there."""
-        return all(p is not None for p in self._parameters.values())
+    def between(self, low: Tensor | None, high: Tensor, zero_point: Tensor) -> Grid:
+        """The grid with learned ends: zero stays exact, so step and zero point follow as integers allow.
+
+        Args:
+            low: the lower end, None for a symmetric spec.
+            high: the upper end.
+            zero_point: the calibrated zero point.
+        """
+        qmin, qmax = self.spec.qmin, self.spec.qmax
+        if low is None:
+            high = high.abs() + TINY
+            return Grid((high / qmax).detach(), high * (qmin / qmax), high, torch.zeros_like(zero_point))
+        top, bottom = high.detach().clamp(min=0.0), low.detach().clamp(max=0.0)
+        step = (top - bottom) / (qmax - qmin) + TINY
+        return Grid(step, low, high, self.integer(qmin - bottom / step))
 
     def current(self, scale: Tensor, zero_point: Tensor) -> Grid:
         """The grid in force, begun from the calibrated scale if it was not yet."""
-        if not self.started:
+        if any(p is None for p in self._parameters.values()):
             self.start(scale, zero_point)
         return self.grid(zero_point)
 
     def qparams(self, scale: Tensor, zero_point: Tensor) -> tuple[Tensor, Tensor]:
-        """The learned step and its zero point."""
         with torch.no_grad():
             grid = self.current(scale, zero_point)
             return grid.step.float(), grid.zero_point
 
     def forward(self, x: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor:
-        """Quantize and dequantize ``x`` on the learned grid."""
         spec = self.spec
         if not self.differentiable:
             return quantize_dequantize(x, *self.qparams(scale, zero_point), spec.qmin, spec.qmax, self.axis, self.group)

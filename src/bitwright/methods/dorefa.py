@@ -19,15 +19,19 @@ from torch import Tensor
 from bitwright.errors import ConfigError
 from bitwright.methods.base import Method, register_method
 from bitwright.methods.options import choice, flag
-from bitwright.numerics import quantize, quantize_dequantize, scale_and_zero_point
-from bitwright.numerics.fused import Fused
+from bitwright.numerics import (
+    Fused,
+    PerScale,
+    PerValue,
+    apply_kernel,
+    kernel_operator,
+    quantize_dequantize,
+    scale_and_zero_point,
+    total,
+    wide,
+)
 from bitwright.numerics.hyperbolic import tanh_and_slope
-from bitwright.numerics.kernel_operator import apply_kernel, kernel_operator
-from bitwright.numerics.kinds import PerScale, PerValue
-from bitwright.numerics.precision import total, wide
 from bitwright.spec import QuantSpec
-
-_NAME = "DoReFaFakeQuantize"
 
 
 def _reach(values: Tensor) -> tuple[Tensor, Tensor]:
@@ -70,7 +74,7 @@ def squeeze(x: Tensor, axis: int | None, group: int | None) -> Tensor:
     return apply_kernel(_squeezed, x, axis=axis, group=group)
 
 
-@register_method(_NAME, aliases=("dorefa", "DoReFa"))
+@register_method("DoReFaFakeQuantize", aliases=("dorefa", "DoReFa"))
 class DoReFaFakeQuantize(Method):
     """DoReFa: nothing is learned, and the calibrated range is not used: it is [-1, 1] or [0, 1] by definition.
 
@@ -82,12 +86,14 @@ class DoReFaFakeQuantize(Method):
 
     def __init__(self, spec: QuantSpec, role: str | None = None, normalize: bool = False) -> None:
         super().__init__(spec)
-        self.role = choice(_NAME, "role", role or ("weight" if spec.format.signed else "activation"), _ROLES)
-        self.normalize = flag(_NAME, "normalize", normalize)
+        self.role = choice(self, "role", role or ("weight" if spec.format.signed else "activation"), _ROLES)
+        self.normalize = flag(self, "normalize", normalize)
         if self.role == "activation" and spec.format.signed and spec.symmetric:
-            raise ConfigError(f"{_NAME} clips activations to [0, 1]: ask for 'uint{spec.bits} symmetric', not '{spec}'")
+            raise ConfigError(
+                f"DoReFaFakeQuantize clips activations to [0, 1]: ask for 'uint{spec.bits} symmetric', not '{spec}'"
+            )
         if self.role == "activation" and normalize:
-            raise ConfigError(f"the option normalize of {_NAME} is for weights; this is for an activation")
+            raise ConfigError("the option normalize of DoReFaFakeQuantize is for weights; this is for an activation")
         self.uniform = self.role == "activation" or normalize
 
     def qparams(self, scale: Tensor, zero_point: Tensor) -> tuple[Tensor, Tensor]:
@@ -98,15 +104,11 @@ class DoReFaFakeQuantize(Method):
         return scale_and_zero_point(-one if self.role == "weight" else torch.zeros_like(one), one, self.spec)
 
     def integers(self, x: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor:
-        """The integers of x, or of its tanh normalised."""
-        if self.role == "activation" or not self.uniform:
-            return super().integers(x, scale, zero_point)
-        spec, params = self.spec, self.qparams(scale, zero_point)
-        t = squeeze(x, self.axis, self.group)
-        return quantize(t, *params, spec.qmin, spec.qmax, self.axis, self.group, dtype=spec.format.storage)
+        if self.role == "weight" and self.uniform:
+            x = squeeze(x, self.axis, self.group)
+        return super().integers(x, scale, zero_point)
 
     def forward(self, x: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor:
-        """Quantize and dequantize ``x``."""
         step, zero = self.qparams(scale, zero_point)
         ends = (self.spec.qmin, self.spec.qmax)
         if self.role == "activation":

@@ -18,17 +18,13 @@ import torch
 from torch import Tensor, nn
 
 from bitwright.methods.base import register_method
-from bitwright.methods.clipped import TINY, ClippedMethod, Grid
+from bitwright.methods.clipped import ClippedMethod, Grid
 from bitwright.methods.options import flag, number
-from bitwright.numerics.fused import Fused
+from bitwright.numerics import Fused, PerScale, PerValue, kernel_operator, total, wide
 from bitwright.numerics.hyperbolic import tanh_and_slope
-from bitwright.numerics.kernel_operator import kernel_operator
-from bitwright.numerics.kinds import PerScale, PerValue
-from bitwright.numerics.precision import total, wide
 from bitwright.numerics.qdq import nearest_level
 from bitwright.spec import QuantSpec
 
-_NAME = "DSQFakeQuantize"
 _SOFTEST, _HARDEST = 0.5, 0.01
 
 
@@ -66,12 +62,11 @@ def _gradients(
 soft_quantize = kernel_operator("soft_quantize", nearest_level, _gradients, learned=("alpha", "low", "high"))
 
 
-@register_method(_NAME, aliases=("dsq", "DSQ"))
+@register_method("DSQFakeQuantize", aliases=("dsq", "DSQ"))
 class DSQFakeQuantize(ClippedMethod):
     """DSQ: temperature alpha and the ends ``upper`` (for affine specs also ``lower``) are Parameters.
 
     Args:
-        spec: what the quantized tensor looks like.
         alpha: the temperature to begin with (MQBench 0.4, DSQ's authors 0.2).
         learn_alpha: train the temperature.
         use_grad_scaling: multiply the gradients of temperature and ends by 1 / √(n·qmax); the paper does not.
@@ -84,16 +79,15 @@ class DSQFakeQuantize(ClippedMethod):
     def __init__(
         self, spec: QuantSpec, alpha: float = 0.2, learn_alpha: bool = True, use_grad_scaling: bool = False
     ) -> None:
-        super().__init__(spec, flag(_NAME, "use_grad_scaling", use_grad_scaling))
-        self.initial = number(_NAME, "alpha", alpha, _HARDEST, _SOFTEST)
-        self.learn_alpha = flag(_NAME, "learn_alpha", learn_alpha)
+        super().__init__(spec, use_grad_scaling)
+        self.initial = number(self, "alpha", alpha, _HARDEST, _SOFTEST)
+        self.learn_alpha = flag(self, "learn_alpha", learn_alpha)
         self.register_parameter("upper", None)
         if not spec.symmetric:
             self.register_parameter("lower", None)
         self.register_parameter("alpha", None)
 
     def start(self, scale: Tensor, zero_point: Tensor) -> None:
-        """Begin from the ends of the calibrated range."""
         self.learn("upper", (self.spec.qmax - zero_point) * scale)
         if not self.spec.symmetric:
             self.learn("lower", (self.spec.qmin - zero_point) * scale)
@@ -101,17 +95,9 @@ class DSQFakeQuantize(ClippedMethod):
         self.alpha.requires_grad_(self.learn_alpha)
 
     def grid(self, zero_point: Tensor) -> Grid:
-        """Ends are what is learned; zero stays exact, so the step and zero point follow as integers allow."""
-        qmin, qmax = self.spec.qmin, self.spec.qmax
-        if self.spec.symmetric:
-            upper = self.upper.abs() + TINY
-            return Grid((upper / qmax).detach(), upper * (qmin / qmax), upper, torch.zeros_like(zero_point))
-        high, low = self.upper.detach().clamp(min=0.0), self.lower.detach().clamp(max=0.0)
-        step = (high - low) / (qmax - qmin) + TINY
-        return Grid(step, self.lower, self.upper, self.integer(qmin - low / step))
+        return self.between(None if self.spec.symmetric else self.lower, self.upper, zero_point)
 
     def quantize(self, x: Tensor, grid: Grid, factor: float) -> Tensor:
-        """Round forward, the staircase's slope backward."""
         alpha = self.alpha + (self.alpha.detach().clamp(_HARDEST, _SOFTEST) - self.alpha).detach()
         a, (step, low, high, zero_point) = alpha.detach(), grid
         shape = (torch.log(2.0 / a - 1.0), 1.0 / (1.0 - a), 2.0 / (a * (2.0 - a)))

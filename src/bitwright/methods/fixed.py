@@ -25,7 +25,6 @@ class FixedFakeQuantize(Method):
         return not self.spec.format.floating
 
     def forward(self, x: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor:
-        """Quantize and dequantize ``x``."""
         spec = self.spec
         if spec.format.floating:
             return fp8_quantize_dequantize(x, scale, spec.format.name, self.axis, self.group)

@@ -16,15 +16,12 @@ from bitwright.methods.clipped import TINY, ClippedMethod, Grid
 from bitwright.methods.options import flag
 from bitwright.spec import QuantSpec
 
-_NAME = "LearnableFakeQuantize"
 
-
-@register_method(_NAME, aliases=("lsq", "LSQ"))
+@register_method("LearnableFakeQuantize", aliases=("lsq", "LSQ"))
 class LearnableFakeQuantize(ClippedMethod):
     """LSQ: the scale is a Parameter, and so is the zero point of an affine spec.
 
     Args:
-        spec: what the quantized tensor looks like.
         use_grad_scaling: multiply the gradients of scale and zero point by 1 / √(n·qmax).
         learn_zero_point: train the zero point of an affine spec, too (rounded where it is used).
     """
@@ -33,13 +30,12 @@ class LearnableFakeQuantize(ClippedMethod):
     zero_point: nn.Parameter | None
 
     def __init__(self, spec: QuantSpec, use_grad_scaling: bool = True, learn_zero_point: bool = True) -> None:
-        super().__init__(spec, flag(_NAME, "use_grad_scaling", use_grad_scaling))
+        super().__init__(spec, use_grad_scaling)
         self.register_parameter("scale", None)
-        if flag(_NAME, "learn_zero_point", learn_zero_point) and not spec.symmetric:
+        if flag(self, "learn_zero_point", learn_zero_point) and not spec.symmetric:
             self.register_parameter("zero_point", None)
 
     def start(self, scale: Tensor, zero_point: Tensor) -> None:
-        """Begin from the calibrated scale and zero point."""
         self.learn("scale", scale)
         if "zero_point" in self._parameters:
             self.learn("zero_point", zero_point)

@@ -19,9 +19,7 @@ from torch import Tensor
 from bitwright.methods.base import Method
 from bitwright.methods.clipped import TINY
 from bitwright.methods.learnable import LearnableFakeQuantize
-from bitwright.numerics.fused import Fused
-from bitwright.numerics.kinds import PerScale, PerValue
-from bitwright.numerics.precision import total
+from bitwright.numerics import Fused, PerScale, PerValue, total
 from bitwright.numerics.views import canonical
 
 LARGE = 1 << 16

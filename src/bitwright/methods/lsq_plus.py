@@ -15,18 +15,14 @@ from torch import Tensor, nn
 
 from bitwright.methods.base import register_method
 from bitwright.methods.clipped import TINY, ClippedMethod, Grid
-from bitwright.methods.options import flag
 from bitwright.spec import QuantSpec
 
-_NAME = "LSQPlusFakeQuantize"
 
-
-@register_method(_NAME, aliases=("lsq+", "lsq_plus", "LSQPlus", "LSQ+", "LSQ_plus"))
+@register_method("LSQPlusFakeQuantize", aliases=("lsq+", "lsq_plus", "LSQPlus", "LSQ+", "LSQ_plus"))
 class LSQPlusFakeQuantize(ClippedMethod):
     """LSQ+: scale and, for an affine spec, offset (in the units of x) are Parameters.
 
     Args:
-        spec: what the quantized tensor looks like.
         use_grad_scaling: multiply the gradients of scale and offset by 1 / √(n·qmax).
     """
 
@@ -34,7 +30,7 @@ class LSQPlusFakeQuantize(ClippedMethod):
     offset: nn.Parameter
 
     def __init__(self, spec: QuantSpec, use_grad_scaling: bool = True) -> None:
-        super().__init__(spec, flag(_NAME, "use_grad_scaling", use_grad_scaling))
+        super().__init__(spec, use_grad_scaling)
         self.register_parameter("scale", None)
         if not spec.symmetric:
             self.register_parameter("offset", None)

@@ -16,13 +16,8 @@ from torch import Tensor
 from bitwright.methods.base import register_method
 from bitwright.methods.nonuniform import NonUniformMethod
 from bitwright.methods.options import need_bits
-from bitwright.numerics.fused import Fused
-from bitwright.numerics.kernel_operator import kernel_operator
-from bitwright.numerics.kinds import PerScale
-from bitwright.numerics.precision import wide
+from bitwright.numerics import Fused, PerScale, kernel_operator, wide
 from bitwright.spec import QuantSpec
-
-_NAME = "NNIEFakeQuantize"
 
 
 def _values(x: Tensor, largest: PerScale, constants: Tensor) -> Tensor:
@@ -39,14 +34,14 @@ def _values(x: Tensor, largest: PerScale, constants: Tensor) -> Tensor:
 logarithmic_quantize = kernel_operator("logarithmic_quantize", Fused(_values, exact=False), None)
 
 
-@register_method(_NAME, aliases=("nnie", "NNIE"))
+@register_method("NNIEFakeQuantize", aliases=("nnie", "NNIE"))
 class NNIEFakeQuantize(NonUniformMethod):
     """NNIE: nothing is learned; the largest level follows the calibrated range."""
 
     constants: Tensor  # r, 1 / r, -m, and half of the smallest level above and below zero
 
     def __init__(self, spec: QuantSpec) -> None:
-        need_bits(_NAME, spec, 8)
+        need_bits(self, spec, 8)
         super().__init__(spec)
         self.rate, steps = (spec.qmax + 1) / 8, spec.qmax
         negative = 2.0 ** ((1 - steps) / self.rate) / 2 if spec.format.signed else float("inf")
@@ -58,5 +53,4 @@ class NNIEFakeQuantize(NonUniformMethod):
         return torch.exp2(torch.round(self.rate * torch.log2(self.reach(scale, zero_point))) / self.rate)
 
     def forward(self, x: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor:
-        """Round ``x`` to the nearest level of the logarithmic scale."""
         return logarithmic_quantize(x, self.largest(scale, zero_point), self.constants, self.axis, self.group)

@@ -17,19 +17,16 @@ import torch
 from torch import Tensor, nn
 
 from bitwright.methods.base import register_method
-from bitwright.methods.clipped import TINY, ClippedMethod, Grid
-from bitwright.methods.options import flag, number
+from bitwright.methods.clipped import ClippedMethod, Grid
+from bitwright.methods.options import number
 from bitwright.spec import QuantSpec
 
-_NAME = "PACTFakeQuantize"
 
-
-@register_method(_NAME, aliases=("pact", "PACT"))
+@register_method("PACTFakeQuantize", aliases=("pact", "PACT"))
 class PACTFakeQuantize(ClippedMethod):
     """PACT: the clipping value alpha (for affine specs also n_alpha) is a Parameter.
 
     Args:
-        spec: what the quantized tensor looks like.
         alpha: where to begin (6 and 10 are usual after a ReLU); the calibrated range if not given.
         use_grad_scaling: multiply the gradients of the ends by 1 / √(n·qmax); the paper does not.
     """
@@ -38,8 +35,8 @@ class PACTFakeQuantize(ClippedMethod):
     n_alpha: nn.Parameter
 
     def __init__(self, spec: QuantSpec, alpha: float | None = None, use_grad_scaling: bool = False) -> None:
-        super().__init__(spec, flag(_NAME, "use_grad_scaling", use_grad_scaling))
-        self.initial = None if alpha is None else number(_NAME, "alpha", alpha, 1e-6, float("inf"))
+        super().__init__(spec, use_grad_scaling)
+        self.initial = None if alpha is None else number(self, "alpha", alpha, 1e-6, float("inf"))
         self.register_parameter("alpha", None)
         if not spec.symmetric:
             self.register_parameter("n_alpha", None)
@@ -55,11 +52,4 @@ class PACTFakeQuantize(ClippedMethod):
             self.learn("n_alpha", low)
 
     def grid(self, zero_point: Tensor) -> Grid:
-        """Ends are what is learned; the step follows without a gradient of its own."""
-        qmin, qmax = self.spec.qmin, self.spec.qmax
-        if self.spec.symmetric:
-            alpha = self.alpha.abs() + TINY
-            return Grid((alpha / qmax).detach(), alpha * (qmin / qmax), alpha, torch.zeros_like(zero_point))
-        alpha, below = self.alpha.detach().clamp(min=0.0), self.n_alpha.detach().clamp(min=0.0)
-        step = (alpha + below) / (qmax - qmin) + TINY
-        return Grid(step, -self.n_alpha, self.alpha, self.integer(qmin + below / step))
+        return self.between(None if self.spec.symmetric else -self.n_alpha, self.alpha, zero_point)

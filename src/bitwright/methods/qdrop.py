@@ -14,14 +14,9 @@ from bitwright.methods.base import register_method
 from bitwright.methods.clipped import Grid, clipped_gradients
 from bitwright.methods.learnable import LearnableFakeQuantize
 from bitwright.methods.options import number
-from bitwright.numerics.fused import Fused
-from bitwright.numerics.kernel_operator import kernel_operator
-from bitwright.numerics.kinds import PerScale, PerValue
+from bitwright.numerics import Fused, PerScale, PerValue, kernel_operator, wide
 from bitwright.numerics.noise import draw_key, noise
-from bitwright.numerics.precision import wide
 from bitwright.spec import QuantSpec
-
-_NAME = "QDropFakeQuantize"
 
 
 @Fused
@@ -53,12 +48,11 @@ def _gradients(
 quantize_some = kernel_operator("quantize_some", _values, _gradients, learned=("scale", "low", "high"))
 
 
-@register_method(_NAME, aliases=("qdrop", "QDrop"))
+@register_method("QDropFakeQuantize", aliases=("qdrop", "QDrop"))
 class QDropFakeQuantize(LearnableFakeQuantize):
     """QDrop: the scale is a Parameter; values are quantized with probability ``prob`` in training.
 
     Args:
-        spec: what the quantized tensor looks like.
         prob: probability that a value is quantized; 1 is LSQ, the paper has 0.5.
         use_grad_scaling: multiply the gradient of the scale by 1 / √(n·qmax); the paper does not.
         learn_zero_point: train the zero point of an affine spec, too; the paper does not.
@@ -68,7 +62,7 @@ class QDropFakeQuantize(LearnableFakeQuantize):
         self, spec: QuantSpec, prob: float = 0.5, use_grad_scaling: bool = False, learn_zero_point: bool = False
     ) -> None:
         super().__init__(spec, use_grad_scaling, learn_zero_point)
-        self.prob = number(_NAME, "prob", prob, 0.0, 1.0)
+        self.prob = number(self, "prob", prob, 0.0, 1.0)
 
     def quantize(self, x: Tensor, grid: Grid, factor: float) -> Tensor:
         """Quantize all of ``x``, or in training some."""

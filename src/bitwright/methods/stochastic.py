@@ -8,12 +8,8 @@ import torch
 from torch import Tensor
 
 from bitwright.methods.base import Method, register_method
-from bitwright.numerics import quantize_dequantize
-from bitwright.numerics.fused import Fused
-from bitwright.numerics.kernel_operator import kernel_operator
-from bitwright.numerics.kinds import PerScale
+from bitwright.numerics import Fused, PerScale, kernel_operator, quantize_dequantize, wide
 from bitwright.numerics.noise import draw_key, noise
-from bitwright.numerics.precision import wide
 from bitwright.numerics.qdq import straight_through
 
 
@@ -33,7 +29,6 @@ class StochasticFakeQuantize(Method):
     """Stochastic rounding: nothing is learned, and no small value is always lost."""
 
     def forward(self, x: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor:
-        """Quantize and dequantize ``x``."""
         where = (scale, zero_point, self.spec.qmin, self.spec.qmax, self.axis, self.group)
         if not self.training or torch.compiler.is_exporting():
             return quantize_dequantize(x, *where)

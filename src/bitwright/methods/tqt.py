@@ -15,14 +15,13 @@ from torch import Tensor, nn
 
 from bitwright.methods.base import register_method
 from bitwright.methods.clipped import ClippedMethod, Grid
-from bitwright.methods.options import flag, need_symmetric
+from bitwright.methods.options import need_symmetric
 from bitwright.spec import QuantSpec
 
-_NAME = "TqtFakeQuantize"
 _LOWEST, _HIGHEST = -60.0, 60.0
 
 
-@register_method(_NAME, aliases=("tqt", "TQT", "TQTFakeQuantize"))
+@register_method("TqtFakeQuantize", aliases=("tqt", "TQT", "TQTFakeQuantize"))
 class TqtFakeQuantize(ClippedMethod):
     """TQT: log2 of the threshold is a Parameter; scales are powers of two.
 
@@ -34,8 +33,8 @@ class TqtFakeQuantize(ClippedMethod):
     log2_threshold: nn.Parameter
 
     def __init__(self, spec: QuantSpec, use_grad_scaling: bool = False) -> None:
-        need_symmetric(_NAME, spec)
-        super().__init__(spec, flag(_NAME, "use_grad_scaling", use_grad_scaling))
+        need_symmetric(self, spec)
+        super().__init__(spec, use_grad_scaling)
         self.levels = spec.bits - int(spec.format.signed)  # log2 of the levels on one side
         self.register_parameter("log2_threshold", None)
 

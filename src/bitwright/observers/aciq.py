@@ -27,7 +27,6 @@ class ACIQObserver(MomentsBase):
     """Optimal clipping from two moments, without a search.
 
     Args:
-        spec: what the range is for.
         distribution: ``"gaus"`` or ``"laplace"``.
     """
 
@@ -40,7 +39,6 @@ class ACIQObserver(MomentsBase):
         self.distribution = distribution
 
     def from_moments(self, moments: Moments) -> tuple[Tensor, Tensor]:
-        """Mean ± a·spread within the data."""
         lo, hi = moments.lo.double(), moments.hi.double()
         one_sided = (lo >= 0) | (hi <= 0)
         gaussian = self.distribution == "gaus"

@@ -2,6 +2,8 @@
 
 import inspect
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from operator import attrgetter
 from typing import Any, Self
 
 import torch
@@ -35,9 +37,11 @@ class Observer(ABC):
     Attributes:
         batch: the number of the batch under way, where calibration tells it: an observer that several tensors share
             is called several times in one batch.
+        kept: the attributes, tensors and whole numbers, that hold what was seen; ``"histogram.lo"`` is one of a part.
     """
 
     batch: int | None = None
+    kept: tuple[str, ...] = ()
 
     def __new__(cls, *args: Any, **options: Any) -> Self:
         observer = super().__new__(cls)
@@ -74,9 +78,53 @@ class Observer(ABC):
     def range(self) -> tuple[Tensor, Tensor]:
         """Return the lowest and highest value to represent, each of ``param_shape``."""
 
-    @abstractmethod
-    def merge(self, other: "Observer") -> None:
-        """Take over what another observer of the same kind has seen, as if it had been seen here."""
+    def merge(self, other: Self) -> None:
+        """Take over what another observer of the same kind has seen, as if it had been seen here afterwards."""
+        check_same_kind(self, other)
+        if other.batches:
+            self.absorb(other)
+            self.param_shape = other.param_shape
+            self.batches += other.batches
+
+    def absorb(self, other: Self) -> None:
+        """Combine ``kept`` with that of another observer of the same kind, which has seen something."""
+        raise ConfigError(f"{type(self).__name__} cannot be merged: write absorb(other), or observe all data with one")
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """What was seen, as copies by name; :meth:`load_state_tensors` goes on from there."""
+        if not self.kept:
+            raise ConfigError(f"{type(self).__name__} does not say what it keeps: name its tensors in `kept`")
+        state = {"batches": torch.tensor(self.batches)}
+        if self.param_shape is not None:
+            state["param_shape"] = torch.tensor(self.param_shape, dtype=torch.int64)
+        for name in self.kept:
+            value = attrgetter(name)(self)
+            if value is not None:
+                state[name] = torch.as_tensor(value).clone(memory_format=torch.contiguous_format)
+        return state
+
+    def load_state_tensors(self, state: Mapping[str, Tensor]) -> None:
+        """Forget everything and take over the ``state_tensors`` of an observer of the same kind, spec and options."""
+        known = {"batches", "param_shape", *self.kept}
+        if "batches" not in state or not known.issuperset(state):
+            raise ConfigError(
+                f"{', '.join(sorted(state)) or 'nothing'} is not what {type(self).__name__} keeps: "
+                f"{', '.join(sorted(known))}"
+            )
+        self.reset()
+        self.batches = int(state["batches"])
+        shape = state.get("param_shape")
+        self.param_shape = None if shape is None else tuple(shape.tolist())
+        for name in state.keys() & set(self.kept):
+            part, _, last = name.rpartition(".")
+            owner = attrgetter(part)(self) if part else self
+            whole = isinstance(getattr(owner, last), int)
+            setattr(owner, last, int(state[name]) if whole else state[name].detach().clone())
+
+    def shaped(self, lo: Tensor, hi: Tensor) -> tuple[Tensor, Tensor]:
+        """Give a range of channels, in the order of ``as_rows``, the shape of the spec's scale."""
+        shape = self.param_shape or ()
+        return as_params(lo, self.spec, shape), as_params(hi, self.spec, shape)
 
     def seen(self) -> tuple[Tensor, Tensor]:
         """Return two tensors that are not finite if anything seen was not; cheap, where ``range`` searches."""

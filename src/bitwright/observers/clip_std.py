@@ -15,7 +15,6 @@ class ClipStdObserver(MomentsBase):
     """Mean ± k standard deviations of all values, never wider than the data; usual for DSQ.
 
     Args:
-        spec: what the range is for.
         std_scale: k, the number of standard deviations.
     """
 
@@ -26,7 +25,10 @@ class ClipStdObserver(MomentsBase):
         self.std_scale = std_scale
 
     def from_moments(self, moments: Moments) -> tuple[Tensor, Tensor]:
-        """Mean ± k·std within the data."""
+        below, above = self.around(moments)
+        return torch.maximum(below, moments.lo.double()), torch.minimum(above, moments.hi.double())
+
+    def around(self, moments: Moments) -> tuple[Tensor, Tensor]:
+        """Mean ± k·std."""
         reach = self.std_scale * moments.std()
-        lo = torch.maximum(moments.mean - reach, moments.lo.double())
-        return lo, torch.minimum(moments.mean + reach, moments.hi.double())
+        return moments.mean - reach, moments.mean + reach

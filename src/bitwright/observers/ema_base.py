@@ -5,7 +5,7 @@ from abc import abstractmethod
 from torch import Tensor
 
 from bitwright.observers.ema_minmax import EMAMinMaxObserver
-from bitwright.observers.state.rows import as_params, as_rows
+from bitwright.observers.state.rows import as_rows
 from bitwright.observers.state.streaming import BINS, StreamingHistogram
 from bitwright.spec import QuantSpec
 
@@ -28,8 +28,7 @@ class EMASearchBase(EMAMinMaxObserver):
         """Return the range (channels,) and (channels,) for a histogram of finite values."""
 
     def observe(self, x: Tensor) -> None:
-        """Move the range towards the one found for ``x``."""
         histogram = StreamingHistogram(self.bins)
         histogram.add(as_rows(x, self.spec))
         found = self.search(histogram) if histogram.finite else histogram.range()
-        self.move(*(as_params(v, self.spec, self.param_shape or ()) for v in found))
+        self.move(*self.shaped(*found))

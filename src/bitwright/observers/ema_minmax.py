@@ -6,35 +6,36 @@ its average m after n batches, which gave x1 the weight r**(n - 1) where a later
     merged = r**n · own + m - r**n · x1
 """
 
+from typing import Self
+
 import torch
 from torch import Tensor
 
 from bitwright.errors import ConfigError
-from bitwright.observers.base import Observer, check_same_kind, min_max, register_observer
+from bitwright.observers.base import min_max, register_observer
+from bitwright.observers.minmax import MinMaxObserver
 from bitwright.spec import QuantSpec
 
 
 @register_observer("EMAMinMaxObserver", aliases=("ema_minmax", "moving_average", "MOVING_AVERAGE"))
-class EMAMinMaxObserver(Observer):
+class EMAMinMaxObserver(MinMaxObserver):
     """Moving average of minimum and maximum; the first batch is taken as it is.
 
     Args:
-        spec: what the range is for.
         ema_ratio: weight of the past, from 0 (only the last batch) to below 1.
     """
+
+    kept = ("lo", "hi", "first_lo", "first_hi")
 
     def __init__(self, spec: QuantSpec, ema_ratio: float = 0.9) -> None:
         super().__init__(spec)
         if not 0.0 <= ema_ratio < 1.0:
             raise ConfigError(f"ema_ratio must be at least 0 and below 1, not {ema_ratio}")
         self.ema_ratio = ema_ratio
-        self.lo: Tensor | None = None
-        self.hi: Tensor | None = None
-        self.first: tuple[Tensor, Tensor] | None = None  # the range of the first batch
+        self.first_lo = self.first_hi = torch.empty(0)  # the range of the first batch
         self._last: tuple[int, tuple[Tensor | None, Tensor | None], tuple[Tensor, Tensor]] | None = None
 
     def observe(self, x: Tensor) -> None:
-        """Move the range towards that of ``x``."""
         self.move(*min_max(x, self.spec))
 
     def move(self, lo: Tensor, hi: Tensor) -> None:
@@ -46,27 +47,16 @@ class EMAMinMaxObserver(Observer):
         if self.batch is not None:
             self._last = (self.batch, (self.lo, self.hi), (lo, hi))
         if self.lo is None or self.hi is None:
-            self.lo, self.hi = self.first = lo, hi
+            self.lo, self.hi = self.first_lo, self.first_hi = lo, hi
             return
         self.lo = self.lo * self.ema_ratio + lo * (1 - self.ema_ratio)
         self.hi = self.hi * self.ema_ratio + hi * (1 - self.ema_ratio)
 
-    def range(self) -> tuple[Tensor, Tensor]:
-        """The averaged range."""
+    def absorb(self, other: Self) -> None:
+        lo, hi = other.range()
         if self.lo is None or self.hi is None:
-            raise RuntimeError("range() before the first observe()")
-        return self.lo, self.hi
-
-    def merge(self, other: Observer) -> None:
-        """Go on with the batches of ``other``, as if they had been seen here after one's own."""
-        check_same_kind(self, other)
-        if not isinstance(other, EMAMinMaxObserver) or other.lo is None or other.hi is None or other.first is None:
+            self.lo, self.hi, self.first_lo, self.first_hi = lo, hi, other.first_lo, other.first_hi
             return
-        if self.lo is None or self.hi is None:
-            self.lo, self.hi, self.first = other.lo, other.hi, other.first
-        else:
-            past = self.ema_ratio**other.batches
-            self.lo = other.lo + (self.lo - other.first[0]) * past
-            self.hi = other.hi + (self.hi - other.first[1]) * past
-        self.param_shape = other.param_shape
-        self.batches += other.batches
+        past = self.ema_ratio**other.batches
+        self.lo = lo + (self.lo - other.first_lo) * past
+        self.hi = hi + (self.hi - other.first_hi) * past

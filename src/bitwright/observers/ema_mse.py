@@ -18,7 +18,6 @@ class EMAMSEObserver(EMASearchBase):
     """Searches each batch by itself and averages; the first batch is taken as it is.
 
     Args:
-        spec: what the range is for.
         p: the power of the error; 2 is the mean squared error.
         ema_ratio: weight of the past, from 0 (only the last batch) to below 1.
         bins: bins per channel, a power of two.
@@ -29,5 +28,4 @@ class EMAMSEObserver(EMASearchBase):
         self.p = check_power(p)
 
     def search(self, histogram: StreamingHistogram) -> tuple[Tensor, Tensor]:
-        """The batch's range with the least error."""
         return least_error_range(histogram, self.spec, self.p)

@@ -19,7 +19,6 @@ class EMAQuantileObserver(EMASearchBase):
     """Moving average of a quantile of the magnitude; the first batch is taken as it is.
 
     Args:
-        spec: what the range is for.
         ema_ratio: weight of the past, from 0 (only the last batch) to below 1.
         threshold: the quantile, above 0 and at most 1.
         bins: bins per channel, a power of two.
@@ -32,7 +31,6 @@ class EMAQuantileObserver(EMASearchBase):
         self.threshold = threshold
 
     def search(self, histogram: StreamingHistogram) -> tuple[Tensor, Tensor]:
-        """The batch's range, cut at the quantile of its magnitude."""
         lo, hi = histogram.range()
         clip = histogram.folded().quantile(self.threshold)
         return torch.maximum(lo, -clip), torch.minimum(hi, clip)

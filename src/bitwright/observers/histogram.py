@@ -14,7 +14,6 @@ class HistogramObserver(HistogramBase):
     """A histogram to look at (``histogram.counts()``, ``histogram.edges()``), and a range from its percentiles.
 
     Args:
-        spec: what the range is for.
         bins: bins per channel, a power of two.
         percentile: share of the values to hold, in percent; 100 gives minimum and maximum.
     """
@@ -26,7 +25,6 @@ class HistogramObserver(HistogramBase):
         self.percentile = percentile
 
     def search(self, histogram: StreamingHistogram) -> tuple[Tensor, Tensor]:
-        """The two percentiles."""
         if self.percentile == 100:
             return histogram.range()
         left_out = (100 - self.percentile) / 200

@@ -21,7 +21,6 @@ class KLObserver(HistogramBase):
     Where the format has as many levels as the histogram has bins of magnitudes, nothing is cut.
 
     Args:
-        spec: what the range is for.
         bins: bins per channel, a power of two; half of them serve the magnitudes.
     """
 
@@ -30,7 +29,6 @@ class KLObserver(HistogramBase):
         refuse_floating("KLObserver", spec)
 
     def search(self, histogram: StreamingHistogram) -> tuple[Tensor, Tensor]:
-        """The range cut at the threshold."""
         lo, hi = histogram.range()
         clip = self._threshold(histogram, (lo >= 0) | (hi <= 0))
         return torch.maximum(lo, -clip), torch.minimum(hi, clip)

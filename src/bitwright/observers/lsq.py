@@ -15,6 +15,5 @@ class LSQObserver(MomentsBase):
     needs = ("magnitude",)
 
     def from_moments(self, moments: Moments) -> tuple[Tensor, Tensor]:
-        """The range whose scale is 2·mean|x| / sqrt(qmax)."""
         scale = 2 * moments.mean_magnitude() / self.spec.qmax**0.5
         return range_of_scale(scale, moments.lo, self.spec)

@@ -27,7 +27,6 @@ class MagnitudeObserver(HistogramBase):
     """Finds the largest magnitude to represent; the order of batches does not matter.
 
     Args:
-        spec: what the range is for.
         choice: ``"entropy"``, ``"mse"`` or ``"percentile"``.
         num_bins: bins that thresholds are counted in.
         start_bin: the first bin to try (entropy and mse).
@@ -57,7 +56,6 @@ class MagnitudeObserver(HistogramBase):
         self._check(choice, start_bin, stride, percentile)
 
     def observe(self, x: Tensor) -> None:
-        """Count the values of ``x``."""
         if self.skip_zeros:
             x = x[x != 0]
         if x.numel():
@@ -66,7 +64,6 @@ class MagnitudeObserver(HistogramBase):
             self.batches -= 1  # this one has nothing to see
 
     def search(self, histogram: StreamingHistogram) -> tuple[Tensor, Tensor]:
-        """The range [-amax, amax]."""
         top = self.largest(self.choice, self.start_bin, self.stride, self.percentile)
         return -top, top
 

@@ -20,7 +20,6 @@ class MinMaxFloorObserver(HistogramBase):
     """Power-of-two scale by least squared error; the order of batches does not matter.
 
     Args:
-        spec: what the range is for.
         candidates: exponents to try; 1 holds the whole range, as Vitis does for inputs.
         bins: bins per channel, a power of two.
     """
@@ -31,6 +30,5 @@ class MinMaxFloorObserver(HistogramBase):
         self.candidates = check_candidates(candidates)
 
     def search(self, histogram: StreamingHistogram) -> tuple[Tensor, Tensor]:
-        """The range that the best power of two represents."""
         scale = torch.exp2(best_exponent(histogram, self.spec, self.candidates))
         return range_of_scale(scale, histogram.range()[0], self.spec)

@@ -14,7 +14,6 @@ class MSEObserver(HistogramBase):
     """Searches the range with the least error; the order of batches does not matter.
 
     Args:
-        spec: what the range is for.
         p: the power of the error; 2 is the mean squared error.
         bins: bins per channel, a power of two.
     """
@@ -24,5 +23,4 @@ class MSEObserver(HistogramBase):
         self.p = check_power(p)
 
     def search(self, histogram: StreamingHistogram) -> tuple[Tensor, Tensor]:
-        """The range with the least error."""
         return least_error_range(histogram, self.spec, self.p)

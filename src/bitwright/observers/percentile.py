@@ -19,7 +19,6 @@ class PercentileObserver(HistogramBase):
     """A percentile of the negative and one of the positive values.
 
     Args:
-        spec: what the range is for.
         percentile: share of each side's values to hold, in percent.
         alpha: the share left out instead, as other toolkits say it: ``alpha=0.001`` is ``percentile=99.9``.
         bins: bins per channel, a power of two.
@@ -34,7 +33,6 @@ class PercentileObserver(HistogramBase):
             raise ConfigError(f"percentile must be above 0 and at most 100, not {percentile}")
 
     def search(self, histogram: StreamingHistogram) -> tuple[Tensor, Tensor]:
-        """The percentiles of both sides."""
         lo, hi = histogram.range()
         below, above = histogram.share_of_signs()
         out = 1 - self.percentile / 100

@@ -5,6 +5,7 @@ Each is a view of the quantizer's spec, range, observer, method, mode or switch.
 
 import logging
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,11 +17,16 @@ from bitwright.quantizer.calibrators import Calibrator, NoObserver, bits_of
 from bitwright.quantizer.descriptor import QuantDescriptor
 from bitwright.quantizer.mode import Mode
 from bitwright.quantizer.stored_range import StoredRange
-from bitwright.spec import PerTensor
+from bitwright.spec import PerTensor, QuantSpec
 from bitwright.torch_internals import remove_pre_hook
 
 _log = logging.getLogger(__name__)
 _NO_DATA = "Calibrator returned None. This usually happens when calibrator hasn't seen any tensor."
+
+
+def _spec_view(field: str, read: Callable[[QuantSpec], Any], doc: str) -> property:
+    """A field of the descriptor, read off the spec; setting it changes the spec."""
+    return property(lambda self: read(self.spec), lambda self, value: self._describe(**{field: value}), doc=doc)
 
 
 class AmaxViews(StoredRange):
@@ -30,34 +36,9 @@ class AmaxViews(StoredRange):
     enabled: bool
     axes: tuple[int, ...]
 
-    # --------------------------------------------------------------------------------------------- views of the spec
-
-    @property
-    def num_bits(self) -> int | tuple[int, int]:
-        """Bits of the integers, or (exponent, mantissa) of fp8."""
-        return bits_of(self.spec)
-
-    @num_bits.setter
-    def num_bits(self, value: int | tuple[int, int]) -> None:
-        self._describe(num_bits=value)
-
-    @property
-    def unsigned(self) -> bool:
-        """Whether integers start from 0."""
-        return not self.spec.format.signed
-
-    @unsigned.setter
-    def unsigned(self, value: bool) -> None:
-        self._describe(unsigned=value)
-
-    @property
-    def narrow_range(self) -> bool:
-        """Whether the lowest integer is left out."""
-        return self.spec.narrow
-
-    @narrow_range.setter
-    def narrow_range(self, value: bool) -> None:
-        self._describe(narrow_range=value)
+    num_bits = _spec_view("num_bits", bits_of, "Bits of the integers, or (exponent, mantissa) of fp8.")
+    unsigned = _spec_view("unsigned", lambda spec: not spec.format.signed, "Whether integers start from 0.")
+    narrow_range = _spec_view("narrow_range", lambda spec: spec.narrow, "Whether the lowest integer is left out.")
 
     @property
     def axis(self) -> int | tuple[int, ...] | None:
@@ -74,8 +55,6 @@ class AmaxViews(StoredRange):
         now = QuantDescriptor(self.num_bits, unsigned=self.unsigned, narrow_range=self.narrow_range)
         spec = now.with_(**changes).spec
         self.change_spec(self.spec.with_(format=spec.format, narrow=spec.narrow))
-
-    # ------------------------------------------------------------------------------------------- views of the method
 
     @property
     def fake_quant(self) -> bool:
@@ -99,8 +78,6 @@ class AmaxViews(StoredRange):
         if self.amax is None:
             raise RuntimeError("Called init_learn_amax without an amax: calibrate first, or set one.")
         self.clip.begin(self.amax.max())
-
-    # -------------------------------------------------------------------------------------------- views of the range
 
     @property
     def amax(self) -> Tensor | None:
@@ -144,8 +121,6 @@ class AmaxViews(StoredRange):
         if value is not None:
             self.register_forward_pre_hook(_multiply)
 
-    # ----------------------------------------------------------------------------------------- views of the observer
-
     @property
     def _calibrator(self) -> Observer | None:
         return None if isinstance(self.observer, NoObserver) else self.observer
@@ -171,8 +146,6 @@ class AmaxViews(StoredRange):
             _log.warning("%s Set amax to NaN!", _NO_DATA)
             amax = torch.tensor(math.nan)
         self.set_amax(amax)
-
-    # --------------------------------------------------------------------------------- views of the mode and the switch
 
     def enable_calib(self) -> None:
         """Observe."""
@@ -219,28 +192,13 @@ class AmaxViews(StoredRange):
         if self.learn_amax:
             self.clip.rounds = on
 
-    @property
-    def _disabled(self) -> bool:
-        return not self.enabled
-
-    @property
-    def _if_quant(self) -> bool:
-        return Mode.QUANTIZE in self.mode and getattr(self.method, "rounds", True)
-
-    @property
-    def _if_calib(self) -> bool:
-        return Mode.OBSERVE in self.mode
-
-    @property
-    def _if_clip(self) -> bool:
-        return getattr(self.method, "clips", False)
-
+    _disabled = property(lambda self: not self.enabled)
+    _if_quant = property(lambda self: Mode.QUANTIZE in self.mode and getattr(self.method, "rounds", True))
+    _if_calib = property(lambda self: Mode.OBSERVE in self.mode)
+    _if_clip = property(lambda self: getattr(self.method, "clips", False))
+    _scale_amax = property(lambda self: self.scale_amax)
     _num_bits, _unsigned, _narrow_range, _axis = num_bits, unsigned, narrow_range, axis
     _fake_quant, _learn_amax = fake_quant, learn_amax
-
-    @property
-    def _scale_amax(self) -> float | None:
-        return self.scale_amax
 
 
 def _multiply(quantizer: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -3,19 +3,19 @@
 import logging
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from bitwright.errors import CalibrationError, ConfigError
 from bitwright.observers import Observer
-from bitwright.observers.base import check_same_kind
 from bitwright.observers.magnitude import MagnitudeObserver
 from bitwright.quantizer.descriptor import QuantDescriptor
 from bitwright.spec import QuantSpec
 
 _log = logging.getLogger(__name__)
+Bits = int | tuple[int, int]
 Axes = int | Sequence[int] | None
 
 
@@ -26,15 +26,16 @@ class Calibrator(Observer):
         num_bits: bits of the integers, or (4, 3) or (5, 2) for fp8.
         axis: the axes that keep an amax of their own; None is one for the tensor.
         unsigned: whether the integers start from 0.
+        **options: of the observer that it is made from, if any.
     """
 
-    def __init__(self, num_bits: int | tuple[int, int] = 8, axis: Axes = None, unsigned: bool = False) -> None:
+    def __init__(self, num_bits: Bits = 8, axis: Axes = None, unsigned: bool = False, **options: Any) -> None:
         described = QuantDescriptor(num_bits, axis=axis, unsigned=unsigned)
         self._axis = described.axis
-        super().__init__((described if len(described.axes) < 2 else described.with_(axis=None)).spec)
+        super().__init__((described if len(described.axes) < 2 else described.with_(axis=None)).spec, **options)
 
     @property
-    def _num_bits(self) -> int | tuple[int, int]:
+    def _num_bits(self) -> Bits:
         return bits_of(self.spec)
 
     @property
@@ -42,7 +43,6 @@ class Calibrator(Observer):
         return not self.spec.format.signed
 
     def observe(self, x: Tensor) -> None:
-        """Take one tensor into account."""
         self.collect(x)
 
     def collect(self, x: Tensor) -> None:
@@ -63,13 +63,8 @@ class Calibrator(Observer):
         return amax
 
     def range(self) -> tuple[Tensor, Tensor]:
-        """The range up to amax."""
         amax = self.amax().float().reshape(self.param_shape or ())
         return (torch.zeros_like(amax) if self._unsigned else -amax), amax
-
-    def merge(self, other: Observer) -> None:
-        """Refuse: a calibrator of one's own must say how it merges."""
-        raise ConfigError(f"{type(self).__name__} cannot be merged: collect all data with one")
 
     def __repr__(self) -> str:
         axis = "per-tensor" if self._axis is None else f"axis={self._axis}"
@@ -77,48 +72,33 @@ class Calibrator(Observer):
 
 
 class MaxCalibrator(Calibrator):
-    """Keeps the largest magnitude, for the tensor or along axes.
+    """Keeps the largest magnitude, for the tensor or along axes; ``num_bits`` and ``unsigned`` make no difference.
 
-    Args:
-        num_bits: as in :class:`Calibrator`; it makes no difference here.
-        axis: as in :class:`Calibrator`.
-        unsigned: as in :class:`Calibrator`; it makes no difference here.
-        track_amax: remember the amax of every tensor in ``amaxs``.
+    With ``track_amax`` it also lists that of every tensor, in ``amaxs``.
     """
 
-    def __init__(
-        self,
-        num_bits: int | tuple[int, int] = 8,
-        axis: Axes = None,
-        unsigned: bool = False,
-        track_amax: bool = False,
-    ) -> None:
+    kept = ("_calib_amax",)
+
+    def __init__(self, num_bits: Bits = 8, axis: Axes = None, unsigned: bool = False, track_amax: bool = False) -> None:
         super().__init__(num_bits, axis, unsigned)
         self._track_amax = track_amax
         self._calib_amax: Tensor | None = None
         self.amaxs: list[Tensor] = []
 
     def observe(self, x: Tensor) -> None:
-        """Take one tensor into account."""
         kept = _axes(self._axis, x)
         self._take(reduce_amax(x, [d for d in range(x.ndim) if d not in kept] if kept else None))
 
     def compute_amax(self) -> Tensor | None:
-        """The largest magnitude seen, or None."""
         return self._calib_amax
 
     def seen(self) -> tuple[Tensor, Tensor]:
-        """The largest magnitude seen, finite or not."""
         amax = torch.zeros(()) if self._calib_amax is None else self._calib_amax
         return amax, amax
 
-    def merge(self, other: Observer) -> None:
-        """Keep the larger magnitude."""
-        check_same_kind(self, other)
-        if isinstance(other, MaxCalibrator) and other._calib_amax is not None:
+    def absorb(self, other: Self) -> None:
+        if other._calib_amax is not None:
             self._take(other._calib_amax)
-            self.param_shape = other.param_shape
-            self.batches += other.batches
 
     def _take(self, local: Tensor) -> None:
         self._calib_amax = local if self._calib_amax is None else torch.maximum(self._calib_amax, local)
@@ -126,7 +106,7 @@ class MaxCalibrator(Calibrator):
             self.amaxs.append(local.cpu())
 
 
-class HistogramCalibrator(Calibrator):
+class HistogramCalibrator(Calibrator, MagnitudeObserver):
     """Keeps a histogram of ``|x|``, from which amax is chosen to lose little; it is that of MagnitudeObserver.
 
     Args:
@@ -141,7 +121,7 @@ class HistogramCalibrator(Calibrator):
 
     def __init__(
         self,
-        num_bits: int | tuple[int, int] = 8,
+        num_bits: Bits = 8,
         axis: Axes = None,
         unsigned: bool = False,
         num_bins: int = 2048,
@@ -149,23 +129,20 @@ class HistogramCalibrator(Calibrator):
         skip_zeros: bool = False,
         torch_hist: bool = True,
     ) -> None:
-        super().__init__(num_bits, axis, unsigned)
         if axis is not None:
             raise NotImplementedError(
                 f"Calibrator histogram collection only supports per tensor scaling, not axis {axis}"
             )
         if grow_method is not None:
             _log.warning("grow_method is deprecated and ignored: histograms grow by themselves")
-        self._magnitudes = MagnitudeObserver(self.spec, choice="mse", num_bins=num_bins, skip_zeros=skip_zeros)
+        super().__init__(num_bits, axis, unsigned, choice="mse", num_bins=num_bins, skip_zeros=skip_zeros)
 
-    def observe(self, x: Tensor) -> None:
-        """Take one tensor into account."""
-        self._magnitudes(x)
+    observe = MagnitudeObserver.observe
 
     def compute_amax(
         self, method: str = "entropy", *, stride: int = 1, start_bin: int = 128, percentile: float = 99.99
     ) -> Tensor | None:
-        """Choose amax.
+        """Choose amax, or None if nothing was seen.
 
         Args:
             method: ``"entropy"`` loses least information, ``"mse"`` has the smallest error,
@@ -173,42 +150,24 @@ class HistogramCalibrator(Calibrator):
             stride: try only every so many bins (entropy and mse).
             start_bin: the first bin to try (entropy and mse).
             percentile: how many per cent of the values to represent.
-
-        Returns:
-            amax, or None if nothing was seen.
         """
-        self._magnitudes.spec = self.spec
-        if not self._magnitudes.batches:
+        if not self.batches:
             return None
-        if not self._magnitudes.histogram.finite:
+        if not self.histogram.finite:
             raise CalibrationError("NaN or infinity was seen")
-        return self._magnitudes.largest(method, start_bin, stride, percentile).reshape(())
-
-    def seen(self) -> tuple[Tensor, Tensor]:
-        """Lowest and highest value."""
-        return self._magnitudes.seen()
-
-    def merge(self, other: Observer) -> None:
-        """Add the counts of ``other``."""
-        check_same_kind(self, other)
-        if isinstance(other, HistogramCalibrator):
-            self._magnitudes.merge(other._magnitudes)
-            self.param_shape = other.param_shape
-            self.batches += other.batches
+        return self.largest(method, start_bin, stride, percentile).reshape(())
 
     @property
     def _calib_hist(self) -> Tensor | None:
-        return self._bins()[0]
+        return self._bins()[0] if self.batches else None
 
     @property
     def _calib_bin_edges(self) -> Tensor | None:
-        return self._bins()[1]
+        return self._bins()[1] if self.batches else None
 
-    def _bins(self) -> tuple[Tensor | None, Tensor | None]:
+    def _bins(self) -> tuple[Tensor, Tensor]:
         """Counts of magnitudes and the edges of their bins."""
-        if not self._magnitudes.batches:
-            return None, None
-        folded = self._magnitudes.histogram.folded()
+        folded = self.histogram.folded()
         counts, width = folded.counts()
         counts = counts[0, folded.bins // 2 :]
         used = int(counts.nonzero()[-1]) + 1
@@ -216,22 +175,16 @@ class HistogramCalibrator(Calibrator):
 
 
 class NoObserver(Observer):
-    """Stands where a quantizer has none."""
+    """Stands where a quantizer has none, and refuses."""
 
     def observe(self, x: Tensor) -> None:
-        """Refuse."""
         raise RuntimeError("Calibrator was not created: the quantizer cannot observe")
 
     def range(self) -> tuple[Tensor, Tensor]:
-        """Refuse."""
-        raise CalibrationError("it has no observer")
-
-    def merge(self, other: Observer) -> None:
-        """Refuse."""
         raise CalibrationError("it has no observer")
 
 
-def bits_of(spec: QuantSpec) -> int | tuple[int, int]:
+def bits_of(spec: QuantSpec) -> Bits:
     """Bits of the integers, or (exponent, mantissa) of fp8."""
     return (int(spec.format.name[1]), int(spec.format.name[3])) if spec.format.floating else spec.bits
 

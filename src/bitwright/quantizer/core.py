@@ -232,10 +232,9 @@ class TensorQuantizer(AmaxViews):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        if not load_state(self, state_dict, prefix, local_metadata, missing_keys, error_msgs):
-            return
-        rest = (local_metadata, strict, [], unexpected_keys, error_msgs)  # what is missing stays as it is
-        super()._load_from_state_dict(state_dict, prefix, *rest)
+        if load_state(self, state_dict, prefix, local_metadata, missing_keys, error_msgs):
+            rest = (local_metadata, strict, [], unexpected_keys, error_msgs)  # what is missing stays as it is
+            super()._load_from_state_dict(state_dict, prefix, *rest)
 
 
 def quantizers(model: nn.Module) -> dict[str, TensorQuantizer]:

@@ -111,7 +111,7 @@ def _read(quantizer: "TensorQuantizer", about: str) -> tuple[Mode, bool]:
 
 
 def _make_room(quantizer: "TensorQuantizer", state: dict[str, Any], prefix: str) -> None:
-    """Make the buffers that a state dict has, and rename what pytorch-quantization has learned."""
+    """Make the buffers and Parameters that a state dict has, and rename what pytorch-quantization has learned."""
     device = quantizer._stored()[0].device
     amax, factor = (state.get(prefix + name) for name in ("_amax", "_pre_quant_scale"))
     if amax is not None:
@@ -120,3 +120,7 @@ def _make_room(quantizer: "TensorQuantizer", state: dict[str, Any], prefix: str)
         quantizer.pre_quant_scale = torch.empty_like(factor, device=device)
     for key in [k for k in state if k.startswith(f"{prefix}clip.")]:
         state[f"{prefix}method.{key.rpartition('.')[2]}"] = state.pop(key)
+    for name, known in quantizer.method._parameters.items():
+        saved = state.get(f"{prefix}method.{name}")
+        if known is None and saved is not None:
+            quantizer.method.learn(name, saved.to(device))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
-from bitwright.observers.search.samples import Samples, error, split_ends
+from bitwright.observers.search.samples import Samples, error, neighbours, split_ends
 from bitwright.observers.search.tables import COLUMNS, TINY, Candidate, cost_table
 from bitwright.observers.state.streaming import StreamingHistogram
 from bitwright.spec import QuantSpec
@@ -81,8 +81,7 @@ def _look_closer(scan: Scan, spec: QuantSpec, p: float) -> tuple[Tensor, Tensor]
     shifts = torch.tensor([0.0, -1.0, 1.0] if levels >= ZERO_POINTS else [0.0], device=scale.device)
     for count, around in LOOKS:
         near = 1 + spread * torch.tensor(around, dtype=torch.float64, device=scale.device)
-        some, under = scale[:, :count, None, None] * near[:, None], below[:, :count, None, None] + shifts
-        some, under = (v.flatten(1) for v in torch.broadcast_tensors(some, under.clamp(0, levels)))
+        some, under = neighbours(scale[:, :count], below[:, :count], near, shifts, (0, levels))
         costs = error(scan.samples, some, spec.qmin + under, spec, p)
         best = costs.topk(min(LOOKS[-1][0], costs.shape[1]), 1, largest=False).indices
         scale, below = some.gather(1, best), under.gather(1, best)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from bitwright.numerics import scale_and_zero_point
-from bitwright.observers.search.samples import Samples, error
+from bitwright.observers.search.samples import Samples, error, neighbours
 from bitwright.spec import QuantSpec
 
 FEW = 256  # values per channel
@@ -39,10 +39,14 @@ def search_few(values: Tensor, spec: QuantSpec, p: float) -> tuple[Tensor, Tenso
     scale, zero_point = (v.double() for v in scale_and_zero_point(lows, highs, spec))
     costs = error(samples, scale, zero_point, spec, p)
     widest = scale[:, :1]
+    # Each candidate first, then its neighbours.
+    around = torch.tensor([0, -3, -2, -1, 1, 2, 3], dtype=torch.float64, device=scale.device)
+    shifts = torch.tensor([0] if spec.symmetric else [0, -1, 1], dtype=torch.float64, device=scale.device)
     for count in () if spec.power_of_two else LOOKS:
         best = costs.argsort(dim=1, stable=True)[:, :count]
         step /= 4
-        scale, zero_point = _around(scale.gather(1, best), zero_point.gather(1, best), step, spec)
+        near, limits = 1 + step * around, (spec.qmin, spec.qmax)
+        scale, zero_point = neighbours(scale.gather(1, best), zero_point.gather(1, best), near, shifts, limits)
         scale = scale.minimum(widest)
         costs = error(samples, scale, zero_point, spec, p)
     best = costs.argsort(dim=1, stable=True)[:, :1]
@@ -59,13 +63,3 @@ def _shrunken(count: int, spec: QuantSpec, p: float) -> tuple[Tensor, float]:
     span = 0.98 if spec.power_of_two else min(0.98, (count ** (1 / p) + 1) / levels)
     tried = min(MOST, max(16, math.ceil(span * levels * PARTS)))
     return torch.linspace(1, 1 - span, tried + 1, dtype=torch.float64), span / tried
-
-
-def _around(scale: Tensor, zero_point: Tensor, step: float, spec: QuantSpec) -> tuple[Tensor, Tensor]:
-    """Each candidate first, then its neighbours in scale and zero point: (channels, candidates × neighbours)."""
-    around = torch.tensor([0, -3, -2, -1, 1, 2, 3], dtype=torch.float64, device=scale.device)
-    shifts = torch.tensor([0] if spec.symmetric else [0, -1, 1], dtype=torch.float64, device=scale.device)
-    scales = scale[:, :, None, None] * (1 + step * around[:, None])
-    zeros = (zero_point[:, :, None, None] + shifts).clamp(spec.qmin, spec.qmax)
-    scales, zeros = torch.broadcast_tensors(scales, zeros)
-    return scales.flatten(1), zeros.flatten(1)

@@ -19,7 +19,7 @@ from bitwright.observers.search.affine import MOST_LEVELS, search_affine
 from bitwright.observers.search.few import FEW, search_few
 from bitwright.observers.search.floating import search_floating
 from bitwright.observers.search.kept import search_kept
-from bitwright.observers.search.samples import Samples, error, split_ends
+from bitwright.observers.search.samples import Samples, error, neighbours, split_ends
 from bitwright.observers.search.tables import shared_errors
 from bitwright.observers.state.streaming import StreamingHistogram
 from bitwright.spec import PerTensor, QuantSpec
@@ -141,8 +141,7 @@ def _closer(samples: Samples, low: Tensor, high: Tensor, spec: QuantSpec, p: flo
     shifts = torch.tensor([-1.0, 0.0, 1.0], dtype=torch.float64, device=low.device)
     for reach, count in ((0.015, 31), (0.0008, 7)):
         near = 1 + torch.linspace(-reach, reach, count, dtype=torch.float64, device=low.device)
-        zeros = (zero_point + shifts).clamp(spec.qmin, spec.qmax).unsqueeze(1)
-        scales, zeros = (v.flatten(1) for v in torch.broadcast_tensors((scale * near).unsqueeze(2), zeros))
+        scales, zeros = neighbours(scale, zero_point, near, shifts, (spec.qmin, spec.qmax))
         best = error(samples, scales, zeros, spec, p).argmin(1, keepdim=True)
         scale, zero_point = scales.gather(1, best), zeros.gather(1, best)
     return (spec.qmin - zero_point) * scale, (spec.qmax - zero_point) * scale

@@ -110,6 +110,16 @@ def error(samples: Samples, scale: Tensor, zero_point: Tensor, spec: QuantSpec, 
     return total if samples.ends is None else total + error(samples.ends, scale, zero_point, spec, p)
 
 
+def neighbours(
+    scale: Tensor, zero_point: Tensor, near: Tensor, shifts: Tensor, limits: tuple[int, int]
+) -> tuple[Tensor, Tensor]:
+    """Each of (channels, candidates) with its scale times ``near`` and its zero point plus ``shifts``."""
+    scales = scale[:, :, None, None] * near[:, None]
+    zeros = (zero_point[:, :, None, None] + shifts).clamp(*limits)
+    scales, zeros = torch.broadcast_tensors(scales, zeros)
+    return scales.flatten(1), zeros.flatten(1)
+
+
 def _integral(away: Tensor, level: Tensor, p: float) -> Tensor:
     """The integral of ``|away| ** p`` up to here, in units of a factor, in the memory of ``level``."""
     level *= 2.0**-p

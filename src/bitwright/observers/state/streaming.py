@@ -116,21 +116,15 @@ class StreamingHistogram:
     def quantile(self, level: float | Tensor) -> Tensor:
         """Value that the share ``level`` of each channel's values does not exceed, interpolated within a bin."""
         lo, hi = self.range()
+        share = torch.as_tensor(level, dtype=torch.float64, device=lo.device).expand(len(lo))
         if self._exact is not None:
-            place = (
-                torch.as_tensor(level, dtype=torch.float64, device=lo.device).expand(len(lo))
-                * (self._exact.shape[1] - 1)
-            ).clamp(0)
-            below, above = (
-                at_places(self._exact, torch.stack([place.floor(), place.ceil()], 1).long()).double().unbind(1)
-            )
+            place = (share * (self._exact.shape[1] - 1)).clamp(0)
+            places = torch.stack([place.floor(), place.ceil()], 1).long()
+            below, above = at_places(self._exact, places).double().unbind(1)
             return (below + (above - below) * (place - place.floor())).to(lo)
         counts, edges = self.edges()
         total = counts.cumsum(1).double()
-        wanted = (
-            torch.as_tensor(level, dtype=torch.float64, device=lo.device).expand(len(total)).unsqueeze(1)
-            * total[:, -1:]
-        )
+        wanted = share.unsqueeze(1) * total[:, -1:]
         at = torch.searchsorted(total, wanted).clamp(max=total.shape[1] - 1)
         held = counts.gather(1, at).double()
         part = ((wanted - total.gather(1, at) + held) / held.clamp(min=1)).clamp(0, 1)
