@@ -7,7 +7,7 @@ from torch import nn
 
 import bitwright as bw
 from bitwright.errors import CalibrationError, ExportError
-from bitwright.exporting.modules import as_integers
+from bitwright.exporting.parts import as_integers
 from bitwright.quantizer import Mode, QuantDescriptor, TensorQuantizer
 
 

@@ -1,11 +1,11 @@
 """The deployed twin of a prepared model: weights and biases as integers, quantizers where a runtime needs them.
 
 Each call in a graph becomes a module of its own, so that an exporter's record of modules says which node an operator of
-the file came from; each quantizer is marked with the number of its site.
+the file came from; each quantizer knows its site.
 """
 
 import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,13 +18,10 @@ from bitwright.exporting.modules import (
     ComputedWeightFunction,
     DeployedFunction,
     DeployedLayer,
-    DeployedQuantizer,
     FloatLayer,
     GlobalAveragePool,
-    KeepFloat,
-    as_integers,
 )
-from bitwright.exporting.sites import Origin, Origins, Site
+from bitwright.exporting.parts import DeployedQuantizer, KeepFloat, Site, as_integers
 from bitwright.graph import CapturedModel
 from bitwright.graph.capture.objects import make_results_plain
 from bitwright.graph.expression import Expression, is_constant
@@ -41,6 +38,14 @@ from bitwright.quantizer import TensorQuantizer, quantizers
 CALLS = "calls"  # in a model's namespace: modules that stand for single nodes
 
 
+@dataclass(frozen=True)
+class Origin:
+    """What a part of the deployed model stands for: the user's module or node, and Bitwright's name of its operator."""
+
+    name: str
+    operator: str = ""
+
+
 @dataclass
 class Deployment:
     """A model made ready for an exporter.
@@ -48,12 +53,12 @@ class Deployment:
     Attributes:
         model: the deployed twin.
         quantized: whether it computes on quantized tensors.
-        origins: the sites of its quantizers, and what its modules stand for.
+        origins: what its modules stand for, by their qualified names.
     """
 
     model: nn.Module
     quantized: bool
-    origins: Origins = field(default_factory=Origins)
+    origins: dict[str, Origin]
 
 
 def deploy(model: nn.Module) -> Deployment:
@@ -88,7 +93,7 @@ class _Deploying:
 
     def __init__(self, twin: nn.Module) -> None:
         self.twin = twin
-        self.origins = Origins()
+        self.origins: dict[str, Origin] = {}
         self.names = {id(quantizer): name for name, quantizer in quantizers(twin).items()}
         self.in_graphs: set[int] = set()
 
@@ -98,7 +103,7 @@ class _Deploying:
             make_results_plain(twin.graph)
         for name, module in list(twin.named_modules()):
             operator = operator_of_module(module)
-            self.origins.calls[name] = Origin(name, operator.name if operator is not None else "")
+            self.origins[name] = Origin(name, operator.name if operator is not None else "")
             if isinstance(module, CapturedModel):
                 self._deploy_graph(module, name)
         layers: dict[object, nn.Module] = {}
@@ -108,16 +113,18 @@ class _Deploying:
         for parent in list(twin.modules()):  # a layer may have several names
             parent._modules.update({n: layers[m] for n, m in parent._modules.items() if m in layers})
         self._deploy_own_quantizers()
+        for region in [m for m in twin.modules() if isinstance(m, CapturedModel)]:
+            region.delete_all_unused_submodules()  # an exporter's work grows with the square of parameters and buffers
         return Deployment(twin, quantized=True, origins=self.origins)
 
-    def _site(self, quantizer: TensorQuantizer, kind: Any, name: str = "", placed: bool = False) -> int | None:  # noqa: ANN401
-        """The number of a quantizer's site; None for one that is not part of the model, or quantizes nothing."""
+    def _site(self, quantizer: TensorQuantizer, kind: Any, name: str = "", placed: bool = False) -> Site | None:  # noqa: ANN401
+        """The site of a quantizer; None for one that is not part of the model, or quantizes nothing."""
         known = self.names.get(id(quantizer))
         if known is None or not quantizer.quantizes:
             return None
         spec = quantizer.spec
         shown = name or quantizer.label or known
-        return self.origins.add(Site(known, shown, kind, str(spec), spec.format.signed, placed))
+        return Site(known, shown, kind, str(spec), spec.format.signed, placed)
 
     def _deployed_layer(self, layer: Any, name: str) -> nn.Module:  # noqa: ANN401
         if not layer.weight_quantizer.enabled:
@@ -182,7 +189,7 @@ class _Deploying:
     def _call(self, model: CapturedModel, prefix: str, node: fx.Node, module: nn.Module, origin: Origin) -> str:
         """Add the module that stands for one node, and return its name."""
         target = add_internal(model, CALLS, node.name, module)
-        self.origins.calls[_join(prefix, target)] = origin
+        self.origins[_join(prefix, target)] = origin
         return target
 
     def name_calls(self, model: CapturedModel, prefix: str, placed: dict[fx.Node, str]) -> None:

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from bitwright.exporting.modules import DeployedQuantizer, IntegerTensor, qualified_name
+from bitwright.exporting.modules import qualified_name
+from bitwright.exporting.parts import Part
 from bitwright.graph import CapturedModel
 from bitwright.graph.names import attribute_of
 
@@ -58,11 +59,11 @@ class _Digests:
         if isinstance(module, CapturedModel):  # only what its graph reads decides its numbers
             self._add_graph(name, module)
             return
-        scaled = isinstance(module, DeployedQuantizer | IntegerTensor)
         for key, tensor in (*module._parameters.items(), *module._buffers.items()):
             if tensor is not None:
-                digest = self.scales if scaled and key in ("scale", "zero_point") else self.weights
-                _add_tensor(digest, f"{name}.{key}", tensor)
+                _add_tensor(self.weights, f"{name}.{key}", tensor)
+        for key, tensor in module.constants().items() if isinstance(module, Part) else ():
+            _add_tensor(self.weights if key == "integers" else self.scales, f"{name}.{key}", tensor)
         for key, child in module._modules.items():
             if child is not None:
                 self.add_module(f"{name}.{key}", child)

@@ -2,7 +2,7 @@
 
 from torch import fx, nn
 
-from bitwright.exporting.modules import KeepFloat
+from bitwright.exporting.parts import KeepFloat
 from bitwright.graph import CapturedModel
 from bitwright.graph.facts import copy_facts, facts, set_facts, shape_of
 from bitwright.graph.names import add_internal

@@ -27,9 +27,11 @@ def enable_onnx_export() -> Iterator[None]:
         from bitwright.exporting.onnx.translate import translations
 
         options = {**kwargs, "dynamo": True, "opset_version": max(kwargs.get("opset_version") or OPSET, OPSET)}
-        options["custom_translation_table"] = {**translations(OPSET), **(kwargs.get("custom_translation_table") or {})}
+        twin = deploy(model).model
+        theirs = kwargs.get("custom_translation_table") or {}
+        options["custom_translation_table"] = {**translations(OPSET, twin), **theirs}
         with torch.no_grad():
-            return original(deploy(model).model, *args, **options)
+            return original(twin, *args, **options)
 
     torch.onnx.export = export  # pyrefly: ignore
     try:

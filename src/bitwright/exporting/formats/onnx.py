@@ -7,6 +7,7 @@ from bitwright.errors import ExportError
 from bitwright.exporting.deploy import Deployment
 from bitwright.exporting.fingerprint import fingerprint
 from bitwright.exporting.formats.base import ExportFormat, ExportOptions, LoadedFile, register_format
+from bitwright.exporting.parts import parts_of
 from bitwright.exporting.record import ExportRecord
 from bitwright.graph import Inputs
 from bitwright.graph.inputs import flat_inputs
@@ -24,30 +25,31 @@ class OnnxFormat(ExportFormat):
         """Write the file."""
         from bitwright.exporting.onnx.file import RECORD
         from bitwright.exporting.onnx.names import name_after_model
-        from bitwright.exporting.onnx.program import export_program, quiet
+        from bitwright.exporting.onnx.program import export_program
+        from bitwright.exporting.onnx.quiet import quiet_exporter
         from bitwright.exporting.onnx.translate import RICH, lowest_opset
         from bitwright.exporting.onnx.witness import optimize
 
         twin, origins = deployment.model, deployment.origins
         opset = lowest_opset(twin)
-        program = export_program(twin, inputs, opset, dynamic_batch=options.dynamic_batch)
-        with quiet():
-            witnesses = optimize(program, origins.sites)
+        model = export_program(twin, inputs, opset, dynamic_batch=options.dynamic_batch)
+        with quiet_exporter():
+            witnesses = optimize(model, [part for _, part in parts_of(twin)])
         name = twin.__class__.__name__
-        operators = name_after_model(program.model, name, origins.calls)
+        operators = name_after_model(model, name, origins)
         if options.unsigned_activations or opset == RICH:  # see lowest_opset
-            _write_unsigned(program.model)
+            _write_unsigned(model)
         record = ExportRecord(
             format=self.name,
             model=name,
             quantized=deployment.quantized,
             fingerprint=fingerprint(twin),
-            inputs=_arguments(program.model.graph, list(flat_inputs(twin, inputs))),
+            inputs=_arguments(model.graph, list(flat_inputs(twin, inputs))),
             tensors=tuple(w.entry() for w in witnesses),
             operators=tuple(operators),
         )
-        program.model.metadata_props[RECORD] = record.to_json()
-        _write(program.model, target)
+        model.metadata_props[RECORD] = record.to_json()
+        _write(model, target)
         return record
 
     def read(self, path: Path) -> LoadedFile:

@@ -5,8 +5,8 @@ import itertools
 import re
 from typing import Any
 
+from bitwright.exporting.deploy import Origin
 from bitwright.exporting.record import ExportedOperator
-from bitwright.exporting.sites import Origin
 
 _SCOPES = "pkg.torch.onnx.name_scopes"  # the modules that a node was called in, the outermost first, and its fx name
 _KINDS = {"QuantizeLinear": ("/quantize", "/integers"), "DequantizeLinear": ("/dequantize", "")}

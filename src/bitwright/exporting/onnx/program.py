@@ -1,16 +1,13 @@
 """Run ``torch.onnx.export(dynamo=True)`` on a deployed model, with a free batch size where the model allows it."""
 
-import contextlib
-import io
 import logging
-import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import nn
 
 from bitwright.errors import ExportError
+from bitwright.exporting.onnx.quiet import quiet_exporter
 from bitwright.exporting.onnx.translate import translations
 from bitwright.graph import Inputs
 from bitwright.graph.inputs import bind_inputs, flat_inputs
@@ -19,36 +16,41 @@ _log = logging.getLogger("bitwright.exporting")
 
 
 def export_program(twin: nn.Module, inputs: Inputs, opset: int, *, dynamic_batch: bool) -> Any:  # noqa: ANN401
-    """The exporter's program, not optimized yet."""
+    """The exporter's model, not optimized yet."""
     doubled, shapes = _dynamic(twin, inputs) if dynamic_batch else (inputs, None)
-    options = {
-        "dynamo": True,
-        "optimize": False,
-        "opset_version": opset,
-        "custom_translation_table": translations(opset),
-        "verbose": False,
-        "input_names": list(flat_inputs(twin, inputs)),
-    }
     reason = ""
     if shapes is not None:
         try:
-            with quiet(), torch.no_grad():
-                program: Any = torch.onnx.export(
-                    twin, doubled.args, kwargs=doubled.kwargs, dynamic_shapes=shapes, **options
-                )
-            if any(not isinstance(i.shape[0], int) for i in program.model.graph.inputs if i.shape):
-                return program
+            model = _export(twin, doubled, opset, shapes)
+            if any(not isinstance(i.shape[0], int) for i in model.graph.inputs if i.shape):
+                return model
             reason = "it was made for the example's batch size"
         except Exception as error:
             reason = last_line(error)
     try:
-        with quiet(), torch.no_grad():
-            program = torch.onnx.export(twin, inputs.args, kwargs=inputs.kwargs, **options)
+        model = _export(twin, inputs, opset, None)
     except Exception as error:
         raise ExportError(f"the exporter refused the model: {last_line(error)}") from error
     if reason:
         _log.warning("the file has a fixed batch size, as the model does not take others: %s", reason)
-    return program
+    return model
+
+
+def _export(twin: nn.Module, inputs: Inputs, opset: int, shapes: Any) -> Any:  # noqa: ANN401
+    with quiet_exporter(), torch.no_grad():
+        program: Any = torch.onnx.export(
+            twin,
+            inputs.args,
+            kwargs=inputs.kwargs,
+            dynamic_shapes=shapes,
+            dynamo=True,
+            optimize=False,
+            opset_version=opset,
+            custom_translation_table=translations(opset, twin),
+            verbose=False,
+            input_names=list(flat_inputs(twin, inputs)),
+        )
+    return program.model
 
 
 def _dynamic(twin: nn.Module, inputs: Inputs) -> tuple[Inputs, Any]:
@@ -69,20 +71,6 @@ def _dynamic(twin: nn.Module, inputs: Inputs) -> tuple[Inputs, Any]:
     doubled = Inputs(tuple(double(a) for a in inputs.args), {k: double(v) for k, v in inputs.kwargs.items()})
     free = {name: {0: dim} if is_batched(value) else None for name, value in named.items()}
     return doubled, free
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Silence the exporter: its remarks are about itself, and what concerns the user is raised or logged by us."""
-    level = logging.root.manager.disable
-    nowhere = io.StringIO()
-    with warnings.catch_warnings(), contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
-        warnings.simplefilter("ignore")
-        logging.disable(logging.CRITICAL)
-        try:
-            yield
-        finally:
-            logging.disable(level)
 
 
 def last_line(error: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""How Bitwright's operators are written in ONNX: standard QuantizeLinear and DequantizeLinear, nothing private."""
+"""How the parts of a deployed model are written in ONNX: QuantizeLinear and DequantizeLinear, nothing private."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,14 +6,12 @@ from typing import Any
 import onnx_ir as ir
 import onnxscript
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-import bitwright.numerics.fp8
-import bitwright.numerics.pooling
-import bitwright.numerics.qdq  # noqa: F401  (the three define the operators)
-from bitwright.exporting.modules import DeployedQuantizer, IntegerTensor
+import bitwright.numerics.pooling  # noqa: F401  (defines the operator)
+from bitwright.exporting.parts import DeployedQuantizer, IntegerTensor, Part, parts_of
 
-SITE = "bitwright.site"  # in the metadata of a node, while the file is made
+PART = "bitwright.part"  # in the metadata of a node, while the file is made: the number of the part that it ends
 PLAIN, RICH = 18, 21  # opset 21 adds integers of 4 and 16 bits, fp8 without a zero point, and groups
 
 # Every integer type ONNX can quantize to: (lowest, highest) -> type.
@@ -27,6 +25,7 @@ _TYPES = {
 }
 _FP8_TYPES = {"e4m3": ir.DataType.FLOAT8E4M3FN, "e5m2": ir.DataType.FLOAT8E5M2}
 _BYTES = (ir.DataType.UINT8, ir.DataType.INT8)
+_LOWEST = torch.tensor(torch.finfo(torch.float32).min)
 
 
 def storage_type(qmin: int, qmax: int) -> tuple[ir.DataType, bool]:
@@ -43,79 +42,110 @@ def lowest_opset(twin: nn.Module) -> int:
     In opset 21 onnxruntime 1.31 breaks int8 files: it repeats quantizers around pools and reshapes with their
     ``output_dtype`` and then turns int8 into uint8, but not there.
     """
-    return RICH if any(_needs_rich(module) for module in twin.modules()) else PLAIN
+    return RICH if any(_needs_rich(part) for _, part in parts_of(twin)) else PLAIN
 
 
-def _needs_rich(module: nn.Module) -> bool:
-    if isinstance(module, IntegerTensor):
-        return module.group is not None or module.integers.dtype not in (torch.int8, torch.uint8, torch.int32)
-    if not isinstance(module, DeployedQuantizer) or not module.active:
+def _needs_rich(part: Part) -> bool:
+    if isinstance(part, IntegerTensor):
+        return part.group is not None or part.integers.dtype not in (torch.int8, torch.uint8, torch.int32)
+    if not isinstance(part, DeployedQuantizer) or not part.active:
         return False
-    spec = module.spec
-    return module.group is not None or spec.format.floating or storage_type(spec.qmin, spec.qmax)[0] not in _BYTES
+    spec = part.spec
+    return part.group is not None or spec.format.floating or storage_type(spec.qmin, spec.qmax)[0] not in _BYTES
 
 
-def translations(opset: int) -> dict[Callable[..., Any], Callable[..., Any]]:
-    """The table that ``torch.onnx.export`` takes, for one version of ONNX."""
+def translations(opset: int, twin: nn.Module) -> dict[Callable[..., Any], Callable[..., Any]]:
+    """The table that ``torch.onnx.export`` takes, for one version of ONNX and one model, whose parts it numbers."""
     op: Any = getattr(onnxscript, f"opset{opset}")  # typed for constants, but here it takes values of the graph
+    writers = [_Writer(op, name, part) for name, part in parts_of(twin)]
+    for number, writer in enumerate(writers):
+        writer.part.number = number
 
-    def quantize_dequantize(
-        x: Any,  # noqa: ANN401
-        scale: Any,  # noqa: ANN401
-        zero_point: Any,  # noqa: ANN401
-        qmin: int,
-        qmax: int,
-        axis: int | None = None,
-        group: int | None = None,
-    ) -> Any:  # noqa: ANN401
-        """Quantize and dequantize; a range narrower than the type's is clipped first."""
-        kind, exact = storage_type(qmin, qmax)
-        point = op.Cast(zero_point, to=kind)
-        if not exact:
-            as_float = op.Cast(zero_point, to=ir.DataType.FLOAT)
-            low = op.Mul(op.Sub(op.Constant(value_float=float(qmin)), as_float), scale)
-            high = op.Mul(op.Sub(op.Constant(value_float=float(qmax)), as_float), scale)
-            x = op.Clip(x, low, high) if axis is None else op.Min(op.Max(x, low), high)
-        places = _places(axis, group)
-        return op.DequantizeLinear(op.QuantizeLinear(x, scale, point, **places), scale, point, **places)
+    def part(x: Any, number: int) -> Any:  # noqa: ANN401
+        return _note(writers[number].computed(x), number)
 
-    def dequantize(q: Any, scale: Any, zero_point: Any, axis: int | None = None, group: int | None = None) -> Any:  # noqa: ANN401
-        """Dequantize a stored constant; weights name their zero point (0), which onnxruntime's integer Gemm needs."""
-        places = _places(axis, group)
-        if q.dtype == ir.DataType.INT32 or q.dtype in _FP8_TYPES.values():
-            return op.DequantizeLinear(q, scale, **places)
-        return op.DequantizeLinear(q, scale, op.Cast(zero_point, to=q.dtype), **places)
-
-    def fp8_quantize_dequantize(
-        x: Any,  # noqa: ANN401
-        scale: Any,  # noqa: ANN401
-        form: str,
-        axis: int | None = None,
-        group: int | None = None,
-    ) -> Any:  # noqa: ANN401
-        """Round to fp8 and back; what is beyond the range saturates."""
-        places = _places(axis, group)
-        q = op.QuantizeLinear(x, scale, output_dtype=_FP8_TYPES[form], saturate=1, **places)
-        return op.DequantizeLinear(q, scale, **places)
+    def stored(number: int, shape: Any, dtype: Any) -> Any:  # noqa: ANN401
+        return _note(writers[number].stored(), number)
 
     def global_average_pool(x: Any) -> Any:  # noqa: ANN401
-        """Average over all spatial dimensions."""
         return op.GlobalAveragePool(x)
 
-    def mark(x: Any, site: int) -> Any:  # noqa: ANN401
-        """Note on the DequantizeLinear before it which site it is; the file has no operator for that."""
-        x.producer().metadata_props[SITE] = str(site)
-        return x
-
     return {
-        torch.ops.bitwright.quantize_dequantize.default: quantize_dequantize,
-        torch.ops.bitwright.dequantize.default: dequantize,
-        torch.ops.bitwright.fp8_quantize_dequantize.default: fp8_quantize_dequantize,
+        torch.ops.bitwright.part.default: part,
+        torch.ops.bitwright.stored.default: stored,
         torch.ops.bitwright.global_average_pool.default: global_average_pool,
-        torch.ops.bitwright.mark.default: mark,
     }
 
 
-def _places(axis: int | None, group: int | None) -> dict[str, int]:
-    places = {} if axis is None else {"axis": axis}
-    return places if group is None else {**places, "block_size": group}
+def _note(value: Any, number: int) -> Any:  # noqa: ANN401
+    value.producer().metadata_props[PART] = str(number)
+    return value
+
+
+class _Writer:
+    """Writes one part.
+
+    Args:
+        op: the operators of a version of ONNX.
+        name: of the part, after which its constants are named.
+        part: what is written.
+    """
+
+    def __init__(self, op: Any, name: str, part: Part) -> None:  # noqa: ANN401
+        self.op, self.name, self.part = op, name, part
+        self.made: dict[str, Any] = {}
+
+    def computed(self, x: Any) -> Any:  # noqa: ANN401
+        """Write what changes a tensor."""
+        part = self.part
+        if not isinstance(part, DeployedQuantizer):
+            return self.op.Max(x, self._constant("lowest", _LOWEST))
+        return self._float_quantizer(x, part) if part.spec.format.floating else self._quantizer(x, part)
+
+    def _quantizer(self, x: Any, part: DeployedQuantizer) -> Any:  # noqa: ANN401
+        """Quantize and dequantize; a range narrower than the type's is clipped first."""
+        spec = part.spec
+        kind, exact = storage_type(spec.qmin, spec.qmax)
+        if not exact:
+            low, high = ((q - part.zero_point.float()) * part.scale for q in (spec.qmin, spec.qmax))
+            limits = self._constant("low", low), self._constant("high", high)
+            x = self.op.Clip(x, *limits) if part.axis is None else self.op.Min(self.op.Max(x, limits[0]), limits[1])
+        scale, point = self._constant("scale", part.scale), self._constant("zero_point", part.zero_point, kind)
+        places = _places(part)
+        return self.op.DequantizeLinear(self.op.QuantizeLinear(x, scale, point, **places), scale, point, **places)
+
+    def _float_quantizer(self, x: Any, part: DeployedQuantizer) -> Any:  # noqa: ANN401
+        """Round to fp8 and back, saturating.
+
+        A guard comes first: onnxruntime makes integer operators of fp8, and then refuses them.
+        """
+        x = self.op.Max(x, self._constant("lowest", _LOWEST))
+        scale, places = self._constant("scale", part.scale), _places(part)
+        kind = _FP8_TYPES[part.spec.format.name]
+        q = self.op.QuantizeLinear(x, scale, output_dtype=kind, saturate=1, **places)
+        return self.op.DequantizeLinear(q, scale, **places)
+
+    def stored(self) -> Any:  # noqa: ANN401
+        """Dequantize a stored constant; weights name their zero point (0), which onnxruntime's integer Gemm needs."""
+        part: Any = self.part
+        q, scale = self._constant("integers", part.integers), self._constant("scale", part.scale)
+        if q.dtype == ir.DataType.INT32 or q.dtype in _FP8_TYPES.values():
+            return self.op.DequantizeLinear(q, scale, **_places(part))
+        point = self._constant("zero_point", part.zero_point, q.dtype)
+        return self.op.DequantizeLinear(q, scale, point, **_places(part))
+
+    def _constant(self, key: str, tensor: Tensor, kind: ir.DataType | None = None) -> Any:  # noqa: ANN401
+        """A constant under a name that says what it is; there once, however often the part is called."""
+        if key in self.made:
+            return self.made[key]
+        array = ir.tensor(tensor.detach().cpu().contiguous())
+        if kind is not None:
+            array = ir.tensor(array.numpy().astype(kind.numpy()), dtype=kind)
+        value = self.op.Constant(value=array)
+        value.name, value.dtype = f"{self.name}.{key}", array.dtype
+        return self.made.setdefault(key, value)
+
+
+def _places(part: Any) -> dict[str, int]:  # noqa: ANN401
+    places = {} if part.axis is None else {"axis": part.axis}
+    return places if part.group is None else {**places, "block_size": part.group}

@@ -10,13 +10,30 @@ from typing import Any
 
 import onnx_ir as ir
 import onnx_ir.passes.common as passes
+from onnxscript.optimizer import fold_constants_ir
+from onnxscript.rewriter import RewritePass
+from onnxscript.rewriter.rules import common as rules
 
 from bitwright.errors import ExportError
-from bitwright.exporting.onnx.translate import SITE
+from bitwright.exporting.onnx.translate import PART
+from bitwright.exporting.parts import Part, Site
 from bitwright.exporting.record import CONSTANT, NOT_CALLED, UNREAD, ExportedTensor
-from bitwright.exporting.sites import Site
 
 _DOMAIN = "bitwright.witness"
+
+# Of the exporter's own rules those that leave layers and guards alone, and whose work does not grow with the square of
+# the graph.
+_RULES = [
+    *(rules.add_0_rule, rules.sub_0_rule, rules.mul_by_1_rule, rules.div_by_1_rule),
+    *(rules.dropout_zero_rule, rules.dropout_inference_rule),
+    *(rules.two_reshapes_matmul_reshape_rule, rules.one_reshape_matmul_reshape_rule),
+    *(rules.cast_constant_of_shape_rule, rules.cast_constant_of_shape_without_value_rule),
+    *(rules.collapse_slice_rule, rules.collapse_slice2_rule, rules.materialize_reshape_shape_rule),
+    *(rules.cast_cast_rule, rules.no_op_cast_rule, rules.no_op_expand_rule, rules.flatten_to_reshape_rule),
+    *(rules.reshape_reshape_rule, rules.no_op_transpose_rule, rules.transpose_transpose_rule),
+    *(rules.unsqueeze_unsqueeze_rule, rules.squeeze_reshape_1d_rule),
+    *(rules.no_op_dynamic_scatter_nd_rule, rules.no_op_static_scatter_nd_rule),
+]
 
 
 @dataclass
@@ -38,11 +55,12 @@ class Witness:
         return ExportedTensor(*kept, tensor=self.value.name, shift=128 if written_unsigned else 0)
 
 
-def optimize(program: Any, sites: list[Site]) -> list[Witness]:  # noqa: ANN401
-    """Optimize an exported program, and tell what became of every site."""
-    witnesses = _add(program.model, sites)
-    program.optimize()
-    model = program.model
+def optimize(model: Any, parts: list[Part]) -> list[Witness]:  # noqa: ANN401
+    """Optimize an exported model, and tell what became of every site."""
+    passes.InlinePass()(model)
+    passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+    witnesses = _add(model, parts)
+    _simplify(model)
     for node in [n for n in model.graph if n.domain == _DOMAIN]:
         _settle(witnesses[node.attributes["number"].as_int()], node.inputs[0])
         model.graph.outputs.remove(node.outputs[0])
@@ -53,18 +71,36 @@ def optimize(program: Any, sites: list[Site]) -> list[Witness]:  # noqa: ANN401
     for witness in witnesses:
         if witness.value is not None and id(witness.value) not in alive:
             witness.value, witness.reason = None, UNREAD
-    return [*witnesses, *_never_called(sites, witnesses)]
+    return [*witnesses, *_never_called([p.site for p in parts if p.site is not None], witnesses)]
 
 
-def _add(model: Any, sites: list[Site]) -> list[Witness]:  # noqa: ANN401
+def _simplify(model: Any) -> None:  # noqa: ANN401
+    """Fold constants and remove what does nothing, until nothing changes or twice."""
+    for _ in range(2):
+        changed = fold_constants_ir(model, onnx_shape_inference=True).modified
+        changed |= RewritePass(_RULES)(model).modified
+        changed |= passes.RemoveUnusedNodesPass()(model).modified
+        if not changed:
+            break
+    passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+    passes.LiftSubgraphInitializersToMainGraphPass()(model)
+    passes.DeduplicateInitializersPass()(model)
+    passes.CommonSubexpressionEliminationPass()(model)
+    passes.RemoveUnusedFunctionsPass()(model)
+    passes.RemoveUnusedOpsetsPass()(model)
+    passes.OutputFixPass()(model)
+    passes.NameFixPass()(model)
+
+
+def _add(model: Any, parts: list[Part]) -> list[Witness]:  # noqa: ANN401
     """Put a witness at every marked tensor, in the order in which the model computes them."""
     witnesses: list[Witness] = []
     calls: Counter[str] = Counter()
     for node in list(model.graph):
-        number = node.metadata_props.pop(SITE, None)
-        if number is None:
+        number = node.metadata_props.pop(PART, None)
+        site = None if number is None else parts[int(number)].site
+        if site is None:
             continue
-        site = sites[int(number)]
         if site.kind == "weight" and calls[site.quantizer]:
             continue  # a layer that is called again: its weight is the same
         witness = Witness(site, calls[site.quantizer])

@@ -1,0 +1,168 @@
+"""Parts: modules of a deployed model that a format writes in its own way.
+
+While a part has a number, it stands in the graph as one operator with that number as its argument, which a format looks
+up; names do not survive an exporter's rewriting, an argument of an operator does. Its constants are no parameters or
+buffers: an exporter's work grows with the square of their count.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from bitwright.errors import ExportError
+from bitwright.numerics import dequantize, quantize_dequantize
+from bitwright.numerics.fp8 import fp8_quantize_dequantize
+from bitwright.numerics.kernel_operator import LIBRARY
+from bitwright.quantizer import TensorQuantizer
+
+LIBRARY.define("part(Tensor x, int number) -> Tensor")
+LIBRARY.define("stored(int number, int[] shape, ScalarType dtype) -> Tensor")
+
+
+@torch.library.register_fake("bitwright::part", lib=LIBRARY)
+def _(x: Tensor, number: int) -> Tensor:
+    return torch.empty_like(x)
+
+
+@torch.library.register_fake("bitwright::stored", lib=LIBRARY)
+def _(number: int, shape: list[int], dtype: torch.dtype) -> Tensor:
+    return torch.empty(shape, dtype=dtype)
+
+
+@dataclass(frozen=True)
+class Site:
+    """One place where a tensor is quantized.
+
+    Attributes:
+        quantizer: the qualified name of the quantizer in the model.
+        name: what users call the tensor: the node, layer or input that it is the value of.
+        kind: whether it is computed, or a weight that is stored.
+        spec: how it is quantized, as text.
+        signed: whether its integers are.
+        placed: whether it stands in a graph, so that each run of the model must pass it.
+    """
+
+    quantizer: str
+    name: str
+    kind: Literal["activation", "weight"]
+    spec: str
+    signed: bool
+    placed: bool = False
+
+
+class Part(nn.Module):
+    """A module that a format writes in its own way.
+
+    Attributes:
+        number: its place among the parts of the model, while that is exported.
+        site: what it quantizes; None where it quantizes nothing, or repeats another on values that are on the grid.
+    """
+
+    number: int | None = None
+    site: Site | None = None
+
+    def constants(self) -> dict[str, Tensor]:
+        """The tensors that decide what it computes."""
+        return {}
+
+    def forward(self, x: Tensor) -> Tensor:
+        """What it makes of ``x``."""
+        return self.compute(x) if self.number is None else torch.ops.bitwright.part(x, self.number)
+
+    def compute(self, x: Tensor) -> Tensor:
+        """Compute in torch."""
+        return x
+
+
+class KeepFloat(Part):
+    """Changes nothing, but runtimes do not look past it.
+
+    onnxruntime quantizes the weight of a float layer between quantized tensors unasked; OpenVINO moves scales through
+    concatenations along other axes than channels, and computes wrong values.
+    """
+
+
+class DeployedQuantizer(Part):
+    """One place where a tensor is quantized, with the scale and zero point in force."""
+
+    def __init__(self, quantizer: TensorQuantizer, site: Site | None = None) -> None:
+        super().__init__()
+        _check_uniform(quantizer)
+        self.spec, self.axis, self.group = quantizer.spec, quantizer.method.axis, quantizer.method.group
+        self.active, self.site = quantizer.quantizes, site
+        if self.active:
+            self.scale, self.zero_point = (p.detach().clone() for p in quantizer.qparams())
+
+    def constants(self) -> dict[str, Tensor]:
+        """Scale and zero point."""
+        return {"scale": self.scale, "zero_point": self.zero_point} if self.active else {}
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Quantize and dequantize."""
+        return super().forward(x) if self.active else x
+
+    def compute(self, x: Tensor) -> Tensor:
+        """Quantize and dequantize in torch."""
+        if self.spec.format.floating:
+            return fp8_quantize_dequantize(x, self.scale, self.spec.format.name, self.axis, self.group)
+        limits = (self.spec.qmin, self.spec.qmax)
+        return quantize_dequantize(x, self.scale, self.zero_point, *limits, self.axis, self.group)
+
+    def extra_repr(self) -> str:
+        """Show the spec."""
+        return f"{self.spec}, axis {self.axis}, group {self.group}, {'on' if self.active else 'off'}"
+
+
+class IntegerTensor(Part):
+    """A constant stored as integers."""
+
+    def __init__(
+        self,
+        integers: Tensor,
+        scale: Tensor,
+        zero_point: Tensor,
+        axis: int | None,
+        group: int | None = None,
+        site: Site | None = None,
+    ) -> None:
+        super().__init__()
+        self.integers, self.scale, self.zero_point = integers, scale, zero_point
+        self.axis, self.group, self.site = axis, group, site
+
+    def constants(self) -> dict[str, Tensor]:
+        """Integers, scale and zero point."""
+        return {"integers": self.integers, "scale": self.scale, "zero_point": self.zero_point}
+
+    def forward(self, x: Tensor | None = None) -> Tensor:
+        """The constant's values; in the place of a quantizer it is called with its float twin."""
+        if self.number is not None:
+            return torch.ops.bitwright.stored(self.number, list(self.integers.shape), self.scale.dtype)
+        return dequantize(self.integers, self.scale, self.zero_point, self.axis, self.group)
+
+    def extra_repr(self) -> str:
+        """Show where scales lie."""
+        return f"axis {self.axis}, group {self.group}"
+
+
+def as_integers(weight: Tensor, quantizer: TensorQuantizer, site: Site | None = None) -> IntegerTensor:
+    """Store a constant in the integers its quantizer gives it."""
+    _check_uniform(quantizer)
+    method = quantizer.method
+    scale, zero_point = (p.detach().clone() for p in quantizer.qparams())
+    return IntegerTensor(quantizer.integers(weight.detach()), scale, zero_point, method.axis, method.group, site)
+
+
+def _check_uniform(quantizer: TensorQuantizer) -> None:
+    if not quantizer.uniform and not quantizer.spec.format.floating:
+        raise ExportError(
+            f"the method {quantizer.method_name!r} of the {quantizer.label or 'tensor'} has no uniform grid, and "
+            "ONNX knows no other; train with it, then export with a uniform method"
+        )
+
+
+def parts_of(model: nn.Module) -> Iterator[tuple[str, Part]]:
+    """The parts of a deployed model, with their names."""
+    return ((name, module) for name, module in model.named_modules() if isinstance(module, Part))
