@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from bitwright.quantizer import QuantDescriptor, TensorQuantizer, float_state_dict
     from bitwright.recipe import Recipe, Rule
     from bitwright.reporting import report
+    from bitwright.saving import load, save
     from bitwright.spec import QuantSpec
     from bitwright.verification import run_file, verify
 
@@ -36,8 +37,10 @@ _HOMES = {
     "unfreeze_batchnorm": "bitwright.nn.norm",
     "analyze": "bitwright.analysis",
     "ledger_of": "bitwright.preparation",
+    "load": "bitwright.saving",
     "report": "bitwright.reporting",
     "run_file": "bitwright.verification",
+    "save": "bitwright.saving",
     "verify": "bitwright.verification",
     "swap_modules": "bitwright.module_swap",
     "plan": "bitwright.preparation",
@@ -71,11 +74,13 @@ __all__ = [
     "float_state_dict",
     "freeze_batchnorm",
     "ledger_of",
+    "load",
     "plan",
     "prepare",
     "register_schedule",
     "report",
     "run_file",
+    "save",
     "swap_modules",
     "unfreeze_batchnorm",
     "verify",

@@ -8,6 +8,7 @@ BitwrightError
 ├── CalibrationError                data that cannot calibrate: empty, NaN, refused by the model
 ├── ExportError                     the file could not be written
 ├── VerifyError                     the file could not be run or compared
+├── SaveError                       a saved model or checkpoint that cannot be written or read, or does not fit
 └── MissingExtraError (ImportError) an optional package is needed
 """
 
@@ -51,6 +52,14 @@ class ExportError(BitwrightError):
 
 class VerifyError(BitwrightError):
     """A file that could not be executed or compared."""
+
+
+class SaveError(BitwrightError):
+    """A saved model, or the progress of a job, that cannot be written, cannot be read, or belongs to something else."""
+
+
+class SaveWarning(UserWarning):
+    """A saved model that loads into something slightly different: other code, other versions of packages."""
 
 
 class MissingExtraError(BitwrightError, ImportError):

@@ -65,6 +65,9 @@ def swap_modules(
     included, excluded = _patterns(include, names), _patterns(exclude, names) or []
     whole = model if inplace else copy.deepcopy(model)
     ledger = Ledger(target, Recipe(backend=target.name), Inputs.of(() if example_inputs is None else example_inputs))
+    kept = {"include": included, "exclude": excluded, "example_inputs": example_inputs}
+    ledger.arguments = {**descriptors, "backend": backend is not None, **kept}
+    ledger.swapped = True
     asked = None if backend is None else target
     decisions = Decisions()
     swapped: dict[nn.Module, nn.Module] = {}

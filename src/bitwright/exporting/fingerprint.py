@@ -72,7 +72,7 @@ class _Digests:
         done: set[str] = set()
         for node in model.graph.nodes:
             target = qualified_name(node.target) if callable(node.target) else str(node.target)
-            self._note(node.name, node.op, target, _text(node.args), _text(node.kwargs))
+            self._note(node.name, node.op, target, text_of(node.args), text_of(node.kwargs))
             if node.op not in ("call_module", "get_attr") or target in done:
                 continue
             done.add(target)
@@ -90,16 +90,16 @@ def _add_tensor(digest: Any, name: str, tensor: Tensor) -> None:  # noqa: ANN401
     digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
 
 
-def _text(item: Any) -> str:  # noqa: ANN401
+def text_of(item: Any) -> str:  # noqa: ANN401
     """Arguments of a call as text that is the same in every process."""
     if isinstance(item, fx.Node):
         return f"%{item.name}"
     if isinstance(item, tuple | list):
-        return f"({', '.join(map(_text, item))})"
+        return f"({', '.join(map(text_of, item))})"
     if isinstance(item, dict):
-        return f"{{{', '.join(f'{key}: {_text(value)}' for key, value in item.items())}}}"
+        return f"{{{', '.join(f'{key}: {text_of(value)}' for key, value in item.items())}}}"
     if isinstance(item, slice):
-        return f"slice{_text((item.start, item.stop, item.step))}"
+        return f"slice{text_of((item.start, item.stop, item.step))}"
     if isinstance(item, Tensor):
         return f"tensor {tuple(item.shape)} {item.dtype} {hashlib.sha256(item.cpu().numpy().tobytes()).hexdigest()}"
     plain = isinstance(item, int | float | complex | str | bytes | type(None) | torch.dtype | torch.device)

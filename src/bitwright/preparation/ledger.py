@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import nn
 
@@ -51,7 +52,12 @@ class Entry:
 
 @dataclass
 class Ledger:
-    """What prepare did to a model."""
+    """What prepare, or swap_modules, did to a model.
+
+    Attributes:
+        arguments: what it was called with beyond the model, the backend and the recipe, to do it again.
+        swapped: whether it was swap_modules.
+    """
 
     backend: Backend
     recipe: Recipe
@@ -61,6 +67,8 @@ class Ledger:
     islands: dict[str, str] = field(default_factory=dict)
     guards: list[Guard] = field(default_factory=list)
     before: dict[str, tuple[NodeSketch, ...]] = field(default_factory=dict)  # the graphs as captured, by their paths
+    arguments: dict[str, Any] = field(default_factory=dict)
+    swapped: bool = False
 
     def count(self) -> Counter[Verdict]:
         return Counter(e.verdict for e in self.entries)

@@ -15,8 +15,10 @@ from bitwright.errors import ConfigError
 from bitwright.graph import Capture, Leaf, PassResult, capture_model, check_attributes, read_switches, run_stage, runner
 from bitwright.graph.build import module_of
 from bitwright.graph.capture.gc_paused import gc_paused
+from bitwright.graph.capture.leaves import spell
 from bitwright.graph.facts import facts
 from bitwright.graph.names import node_name
+from bitwright.graph.rewriting.answers import answers_of
 from bitwright.graph.rewriting.schedule import Stage
 from bitwright.graph.rewriting.stage import Switches
 from bitwright.graph.sketch import sketch
@@ -32,7 +34,6 @@ from bitwright.preparation.verdicts import FOLDED, leaf, replaced_by
 from bitwright.recipe import Recipe
 
 
-@gc_paused()
 def prepare(
     model: nn.Module,
     example_inputs: Any,  # noqa: ANN401
@@ -72,16 +73,48 @@ def prepare(
         The prepared model in eval mode, all quantizers off: it still computes exactly what ``model`` does.
     """
     resolved, target = resolve_recipe(backend, recipe, weight, activation, skip, allow_float=allow_float)
+    check_attributes(model, preserve_attr or {})
+    whole = (*resolved.leaves, *map(spell, [leaves] if isinstance(leaves, str | type) else leaves))
+    resolved = resolved.model_copy(update={"leaves": whole})
+    return prepare_resolved(model, example_inputs, resolved, target, concrete_args, debug=debug)
+
+
+@gc_paused()
+def prepare_resolved(
+    model: nn.Module,
+    example_inputs: Any,  # noqa: ANN401
+    recipe: Recipe,
+    backend: Backend,
+    concrete_args: Mapping[str, Any] | None = None,
+    *,
+    debug: bool = False,
+    answers: Mapping[str, Mapping[str, bool]] | None = None,
+) -> nn.Module:
+    """Prepare a model by a recipe that says everything.
+
+    Args:
+        model: as in :func:`prepare`, and so are those not named here.
+        example_inputs: inputs.
+        recipe: all wishes, leaves included.
+        backend: the target.
+        concrete_args: arguments that are fixed.
+        debug: whether schedules are watched.
+        answers: how questions that depend on weights were answered before, by the path of the graph.
+    """
     if is_prepared(model):
         raise ConfigError("this model is prepared already; prepare the float model it was made from")
-    check_attributes(model, preserve_attr or {})
-    whole = (*resolved.leaves, *([leaves] if isinstance(leaves, str | type) else leaves))
-    captured = capture_model(model, example_inputs, leaves=whole, concrete_args=concrete_args)
-    return _prepare_captured(captured, resolved, target, debug=debug)
-
-
-def _prepare_captured(captured: Capture, recipe: Recipe, backend: Backend, *, debug: bool) -> nn.Module:
+    captured = capture_model(model, example_inputs, leaves=recipe.leaves, concrete_args=concrete_args)
+    for path, known in (answers or {}).items():
+        if path in captured.regions:
+            answers_of(captured.regions[path]).update(known)
     ledger = Ledger(backend, recipe, captured.example, islands=captured.islands, guards=captured.guards)
+    ledger.arguments = {"example_inputs": example_inputs, "concrete_args": concrete_args}
+    _prepare_captured(captured, ledger, debug=debug)
+    return captured.model.eval()
+
+
+def _prepare_captured(captured: Capture, ledger: Ledger, *, debug: bool) -> None:
+    recipe, backend = ledger.recipe, ledger.backend
     ledger.before = {path: sketch(graph) for path, graph in captured.regions.items()}
     run = _stage_runner(captured, recipe, backend, ledger, debug=debug)
     job = Job(recipe, backend, RuleTargets(captured.model), captured.islands)
@@ -106,7 +139,6 @@ def _prepare_captured(captured: Capture, recipe: Recipe, backend: Backend, *, de
     check_unused_rules(recipe, ledger)
     ledger.entries += entries_of(_uncalled_leaves(captured, ledger), captured.model, backend)
     attach(captured.model, ledger)
-    return captured.model.eval()
 
 
 def _decide_again(region: Region, before: list[fx.Node], job: Job) -> None:

@@ -18,7 +18,7 @@ from bitwright.quantizer.mode import Mode
 if TYPE_CHECKING:
     from bitwright.quantizer.core import TensorQuantizer
 
-_ABOUT = "about"
+ABOUT = "about"
 
 
 class _Saved(NamedTuple):
@@ -31,8 +31,8 @@ class _Saved(NamedTuple):
     @classmethod
     def of(cls, state: dict[str, Any], prefix: str, metadata: dict[str, Any]) -> "_Saved":
         """Take it out of the state dict: torch looks for none of these."""
-        text, scale, zero_point = (state.pop(prefix + name, None) for name in (_ABOUT, "scale", "zero_point"))
-        about = metadata.get(_ABOUT) if text is None else bytes(text.tolist()).decode()
+        text, scale, zero_point = (state.pop(prefix + name, None) for name in (ABOUT, "scale", "zero_point"))
+        about = metadata.get(ABOUT) if text is None else bytes(text.tolist()).decode()
         return cls(about, scale, zero_point)
 
     @property
@@ -49,9 +49,9 @@ def save_state(quantizer: "TensorQuantizer", destination: dict[str, Any], prefix
         destination[prefix + "scale"], destination[prefix + "zero_point"] = scale, zero_point
     text = f"{quantizer.spec}; {quantizer.mode.value}; {'enabled' if quantizer.enabled else 'disabled'}"
     if isinstance(quantizer.observer, Calibrator):
-        getattr(destination, "_metadata", {}).setdefault(prefix[:-1], {})[_ABOUT] = text
+        getattr(destination, "_metadata", {}).setdefault(prefix[:-1], {})[ABOUT] = text
     else:
-        destination[prefix + _ABOUT] = torch.tensor(list(text.encode()), dtype=torch.uint8)
+        destination[prefix + ABOUT] = torch.tensor(list(text.encode()), dtype=torch.uint8)
 
 
 def load_state(
@@ -66,7 +66,7 @@ def load_state(
 
     What torch itself loads next is made ready: the buffer of amax, and the Parameters of the method.
     """
-    if not any(key.startswith(prefix) for key in state) and _ABOUT not in metadata:
+    if not any(key.startswith(prefix) for key in state) and ABOUT not in metadata:
         # A float checkpoint: what the method has learned stays as it is.
         learned = quantizer.method.named_parameters()
         state.update({f"{prefix}method.{name}": p.detach() for name, p in learned})

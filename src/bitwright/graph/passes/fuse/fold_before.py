@@ -25,6 +25,7 @@ from bitwright.graph.match import InputMatchType, MatcherNode
 from bitwright.graph.names import node_name
 from bitwright.graph.passes.fold.arithmetic import OPERATORS, Arithmetic
 from bitwright.graph.passes.fold.pattern import FoldPattern, is_layer
+from bitwright.graph.rewriting.answers import answers_of
 from bitwright.graph.rewriting.schedule import register_schedule
 from bitwright.graph.walks import first_input
 from bitwright.nn.channels import channel_axis, input_channels
@@ -84,7 +85,8 @@ class ReplacePattern(FoldPattern):
         reason = self._why_apart(before, layer, modules) or self._why_not_channels(before, found, modules)
         if reason is None:
             ratio = _spread(self._fold(before, modules["before"], modules["layer"]), modules["layer"])
-            reason = f"its factors differ {ratio:.0f} times" if ratio > self.spread else None
+            alike = answers_of(self.model).setdefault(f"fold {before.name} into {layer.target}", ratio <= self.spread)
+            reason = None if alike else f"its factors differ {ratio:.0f} times"
         return True if reason is None else f"{node_name(before)} into {layer.target}, {reason}"
 
     def _why_apart(self, before: fx.Node, layer: fx.Node, modules: dict[str, Any]) -> str | None:

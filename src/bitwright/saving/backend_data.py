@@ -1,0 +1,47 @@
+"""A backend as plain data. Its conditions are functions: they stand in the data by name, and are found again by it."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from bitwright.backends import BACKENDS, Backend
+from bitwright.backends.base import validated
+from bitwright.errors import SaveError
+from bitwright.registry import describe
+from bitwright.spec import QuantSpec
+from bitwright.validation import Strict
+
+_CONDITIONS = "conditions"
+
+
+def to_data(value: Any) -> Any:  # noqa: ANN401
+    """A backend, or a part of one, as plain data that :func:`from_data` reads back; the same in every process."""
+    if isinstance(value, Strict):
+        return {name: to_data(getattr(value, name)) for name in type(value).model_fields}
+    if isinstance(value, Mapping):
+        return {str(key): to_data(item) for key, item in value.items()}
+    if isinstance(value, frozenset):
+        return sorted(value)
+    if isinstance(value, QuantSpec):
+        return str(value)
+    if callable(value):
+        return describe(value)
+    return list(value) if isinstance(value, tuple) else value
+
+
+def from_data(data: dict[str, Any], given: Backend | None = None) -> Backend:
+    """The backend that was saved; functions are taken from ``given``, or from the backends that are registered."""
+    operators = dict(data.get("operators") or {})
+    wanted: dict[str, str] = dict(operators.get(_CONDITIONS) or {})
+    known = {} if not wanted else _functions([given] if given is not None else BACKENDS.values())
+    missing = sorted(set(wanted.values()) - set(known))
+    if missing:
+        raise SaveError(
+            f"the backend {data.get('name')!r} has conditions written in Python, and nothing here is called "
+            f"{', '.join(missing)}: import the module that registers the backend, or give load(…, backend=…)"
+        )
+    functions = {operator: known[name] for operator, name in wanted.items()}
+    return validated({**data, "operators": {**operators, _CONDITIONS: functions}}, "the backend of the saved model")
+
+
+def _functions(backends: list[Backend]) -> dict[str, Callable[..., Any]]:
+    return {describe(f): f for backend in backends for f in backend.operators.conditions.values()}

@@ -1,0 +1,211 @@
+"""load: the model that a folder holds, made again from its float model."""
+
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from bitwright.backends import Backend, find_backend
+from bitwright.errors import BitwrightError, SaveError, SaveWarning
+from bitwright.graph.capture.failures import frames_to_user
+from bitwright.module_swap import swap_modules
+from bitwright.nn.norm import freeze_batchnorm, unfreeze_batchnorm
+from bitwright.preparation.pipeline import prepare_resolved
+from bitwright.quantizer import QuantDescriptor, quantizers
+from bitwright.recipe import Recipe
+from bitwright.saving.backend_data import from_data
+from bitwright.saving.example import TensorLike, describe, make
+from bitwright.saving.manifest import EXAMPLE, RECIPE, TENSORS, Manifest, file_digest, read_manifest, versions
+from bitwright.saving.structure import code_of, differences, structure
+from bitwright.saving.tensors import named_tensors, put, why_not
+
+_DESCRIPTORS = ("quant_desc_input", "quant_desc_weight")
+
+
+def load(
+    folder: str | os.PathLike[str],
+    model: nn.Module | Callable[[], nn.Module],
+    *,
+    example_inputs: Any = None,  # noqa: ANN401
+    backend: str | Path | Backend | None = None,
+) -> nn.Module:
+    """Make the model that :func:`save` wrote: it computes the same, bit for bit, on the same machine.
+
+    The float model is prepared again, with inputs of the shapes and types of the example inputs, and then given the
+    weights, ranges and modes that were saved. A model that is made otherwise than the saved one was is refused, with
+    the first difference. A :class:`~bitwright.errors.SaveWarning` tells of code or packages that have changed.
+
+    Args:
+        folder: what ``save`` wrote.
+        model: the float model, of any weights, or a function that builds it. It is left untouched.
+        example_inputs: inputs to capture the model with, of the saved shapes and types; needed only if the model does
+            not take made-up numbers within the limits of the saved ones.
+        backend: the target, where its conditions are functions that no registered backend has.
+    """
+    path = Path(folder)
+    manifest = read_manifest(path)
+    _check_files(path, manifest)
+    saved = _read(path / TENSORS)
+    original = model if isinstance(model, nn.Module) else _built(model)
+    with _readable(path):
+        inputs = _example(path, manifest, example_inputs)
+        target = from_data(manifest.backend, None if backend is None else find_backend(backend))
+        made = (_swapped if manifest.swapped else _prepared)(path, manifest, original, inputs, target)
+        _restore(made, manifest, saved, path)
+    _warn(made, manifest)
+    return made
+
+
+@contextmanager
+def _readable(folder: Path) -> Iterator[None]:
+    """Blame a manifest whose parts do not fit each other, which only one that was changed has."""
+    try:
+        yield
+    except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
+        if isinstance(error, BitwrightError):
+            raise
+        text = f"{type(error).__name__}: {error}"
+        raise SaveError(f"the manifest in {str(folder)!r} does not fit the model: {text:.500}") from error
+
+
+def _check_files(folder: Path, manifest: Manifest) -> None:
+    """Refuse files that are not those that were saved."""
+    for name, digest in manifest.files.items():
+        if name not in (RECIPE, TENSORS, EXAMPLE):
+            raise SaveError(f"{str(folder)!r} lists the file {name!r:.80}, which a saved model does not have")
+        try:
+            found = file_digest(folder / name)
+        except OSError as error:
+            raise SaveError(f"{str(folder / name)!r} cannot be read: {error.strerror}") from error
+        if found != digest:
+            raise SaveError(
+                f"{str(folder / name)!r} was changed or damaged since it was saved: its digest does not fit"
+            )
+    for name in (RECIPE, TENSORS):
+        if name not in manifest.files:
+            raise SaveError(f"{str(folder)!r} is not whole: its manifest does not list {name}")
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise SaveError(f"{str(path)!r} cannot be read: {error}") from error
+
+
+def _built(factory: Any) -> nn.Module:  # noqa: ANN401
+    if not callable(factory):
+        raise SaveError(f"load needs the float model, or a function that builds it, not {type(factory).__name__}")
+    built = factory()
+    if not isinstance(built, nn.Module):
+        raise SaveError(f"the function that builds the model gave a {type(built).__name__}, not a torch.nn.Module")
+    return built
+
+
+def _example(folder: Path, manifest: Manifest, given: Any) -> Any:  # noqa: ANN401
+    """The inputs to capture with: those given, those stored, or some made up."""
+    if given is not None:
+        problem = _unlike(describe(given), manifest.example)
+        if problem:
+            raise SaveError(f"example_inputs are not like those of the saved model: {problem}")
+        return given
+    if EXAMPLE not in manifest.files:
+        return make(manifest.example)
+    stored = _read(folder / EXAMPLE)
+    order = iter(range(len(stored)))
+    return make(manifest.example, lambda _: stored[str(next(order))])
+
+
+def _unlike(given: Any, saved: Any) -> str:  # noqa: ANN401
+    """How inputs differ from the saved ones, but for their values."""
+    if given.kind != saved.kind:
+        return f"a {given.kind}, not a {saved.kind}"
+    if isinstance(given, TensorLike):
+        now, was = (f"{t.dtype}{list(t.shape)}" for t in (given, saved))
+        return "" if now == was else f"{now}, not {was}"
+    if given.kind in ("tuple", "list", "dict"):
+        if given.keys != saved.keys or len(given.items) != len(saved.items):
+            return f"{given.keys or len(given.items)}, not {saved.keys or len(saved.items)}"
+        return next(filter(None, map(_unlike, given.items, saved.items)), "")
+    return "" if given == saved else f"{given.value!r}, not {saved.value!r}" if given.kind == "value" else ""
+
+
+def _prepared(folder: Path, manifest: Manifest, model: nn.Module, inputs: Any, backend: Backend) -> nn.Module:  # noqa: ANN401
+    try:
+        recipe, fixed = Recipe.parse(folder / RECIPE), make(manifest.concrete_args) or None
+        return prepare_resolved(model, inputs, recipe, backend, fixed, answers=manifest.answers)
+    except BitwrightError as error:
+        raise SaveError(
+            f"the {type(model).__name__} given cannot be prepared as the saved {manifest.model} was: {error} (if it "
+            "does not run with made-up inputs: load with example_inputs, or save with example=True)"
+        ) from error
+
+
+def _swapped(_: Path, manifest: Manifest, model: nn.Module, inputs: Any, backend: Backend) -> nn.Module:  # noqa: ANN401
+    given: dict[str, Any] = dict(manifest.arguments)
+    for kind in _DESCRIPTORS:
+        given[kind] = QuantDescriptor.from_yaml(given[kind]) if given.get(kind) else None
+    given["backend"] = backend if given.get("backend") else None
+    try:
+        return swap_modules(model, example_inputs=inputs, **given)
+    except BitwrightError as error:
+        raise SaveError(f"the modules of this {type(model).__name__} cannot be swapped as before: {error}") from error
+
+
+def _restore(made: nn.Module, manifest: Manifest, saved: dict[str, Tensor], folder: Path) -> None:
+    """Give a model that was made again its tensors and modes, or say in what it differs from the saved one."""
+    found = quantizers(made)
+    own = named_tensors(made)
+    prefixes = tuple(f"{name}." for name in manifest.quantizers)
+    ranges = {name: value for name, value in saved.items() if name.startswith(prefixes)}
+    problems = why_not({n: t for n, t in saved.items() if n not in ranges}, own)
+    if set(found) != set(manifest.quantizers):
+        odd = sorted(set(found) ^ set(manifest.quantizers))
+        problems.append(f"a quantizer at {odd[0]} is {'new' if odd[0] in found else 'missing'}")
+    if not problems:
+        put(saved, own, list(manifest.channels_last))
+    parted = differences(list(manifest.structure), structure(made))
+    if parted or problems:
+        raise SaveError(
+            f"{str(folder)!r} holds a {manifest.model} that is not what this model becomes: "
+            + "; ".join([*parted, *problems[:5], *_changes(made, manifest)])
+        )
+    for name, record in manifest.quantizers.items():
+        mine = {key.removeprefix(f"{name}."): t for key, t in ranges.items() if key.startswith(f"{name}.")}
+        record.restore(name, found[name], mine)
+    _set_modes(made, manifest)
+
+
+def _set_modes(made: nn.Module, manifest: Manifest) -> None:
+    modules = dict(made.named_modules())
+    for name in manifest.batch_norms:
+        unfreeze_batchnorm(modules[name])
+    for name in manifest.frozen_norms:
+        freeze_batchnorm(modules[name])
+    for name, module in modules.items():
+        module.training = manifest.training != (name in manifest.other_mode)
+    for name, parameter in made.named_parameters():
+        parameter.requires_grad_(name not in manifest.fixed_parameters)
+
+
+def _changes(made: nn.Module, manifest: Manifest) -> list[str]:
+    """The code and the packages that are not those the model was saved with."""
+    code, here = code_of(made), versions()
+    changed = [f"the code of {n} has changed" for n, d in manifest.code.items() if code.get(n, d) != d]
+    return changed + [f"{n} was {v} and is {here[n]}" for n, v in manifest.versions.items() if here.get(n, v) != v]
+
+
+def _warn(made: nn.Module, manifest: Manifest) -> None:
+    changed = _changes(made, manifest)
+    if changed:
+        warnings.warn(
+            f"the saved {manifest.model} loads, but {'; '.join(changed)}: it may compute something else",
+            SaveWarning,
+            stacklevel=frames_to_user(),
+        )

@@ -1,0 +1,277 @@
+"""What does not fit is refused by name, never with a raw error, and nothing half-written is left."""
+
+import json
+import random
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import bitwright as bw
+from bitwright.errors import BitwrightError, ConfigError, SaveError
+from bitwright.saving.manifest import _digest
+from tests.saving.nets import IMAGES, TOKENS, Small, Tokens, calibrated
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    torch.manual_seed(0)
+    return bw.save(calibrated(), tmp_path_factory.mktemp("saved") / "model")
+
+
+@pytest.fixture
+def folder(saved, tmp_path):
+    return Path(shutil.copytree(saved, tmp_path / "m"))
+
+
+def edit(folder, **changes):
+    """Change the manifest as someone would who knows about its digest."""
+    file = folder / "bitwright.json"
+    data = {**json.loads(file.read_text()), **changes}
+    data.pop("digest")
+    file.write_text(json.dumps({"digest": _digest(data), **data}))
+    return data
+
+
+def test_a_folder_without_a_model(tmp_path):
+    for path in (tmp_path, tmp_path / "missing"):
+        with pytest.raises(SaveError, match=r"is not a saved model: it has no bitwright\.json"):
+            bw.load(path, Small)
+
+
+def test_another_version(folder):
+    edit(folder, format=2)
+    with pytest.raises(SaveError, match=r"has the format 2, and Bitwright .* reads 1.*Bitwright 0\.1"):
+        bw.load(folder, Small)
+
+
+@pytest.mark.parametrize("name", ["bitwright.json", "recipe.yaml", "model.safetensors"])
+def test_edited_truncated_and_missing_files(folder, name):
+    file = folder / name
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-20])
+    with pytest.raises(SaveError, match=name):
+        bw.load(folder, Small)
+    file.write_bytes(whole[:-9] + b"12345678" + whole[-1:])
+    with pytest.raises(SaveError, match=name):
+        bw.load(folder, Small)
+    file.unlink()
+    with pytest.raises(SaveError, match=name):
+        bw.load(folder, Small)
+
+
+def test_another_model(folder):
+    class Other(Small):
+        def forward(self, x):
+            return super().forward(x).relu()
+
+    with pytest.raises(SaveError, match=r"holds a Small that is not what this model becomes.*relu"):
+        bw.load(folder, Other)
+    with pytest.raises(SaveError, match=r"the Linear given cannot be prepared as the saved Small was.*float32"):
+        bw.load(folder, nn.Linear(3, 3))
+
+
+def test_other_settings_and_shapes(folder):
+    def strided():
+        model = Small()
+        model.depthwise.padding = model.depthwise.dilation = (2, 2)
+        return model
+
+    def wider():
+        model = Small()
+        model.tied = nn.Linear(8, 9)
+        return model
+
+    with pytest.raises(SaveError, match=r"was 'depthwise: .*padding=\(1, 1\).*is now .*padding=\(2, 2\)"):
+        bw.load(folder, strided)
+    with pytest.raises(SaveError, match=r"out_features=8.*out_features=9.*the folder lacks tied\.weight"):
+        bw.load(folder, wider)
+
+
+def test_another_type_of_weights(folder):
+    with pytest.raises(SaveError, match="double"):
+        bw.load(folder, lambda: Small().double())
+
+
+def test_a_model_that_is_none(folder):
+    with pytest.raises(SaveError, match="gave a int, not a"):
+        bw.load(folder, lambda: 7)
+    with pytest.raises(SaveError, match="not str"):
+        bw.load(folder, "net")
+    with pytest.raises(SaveError, match="is prepared already"):
+        bw.load(folder, bw.prepare(Small(), IMAGES))
+    with pytest.raises(ConfigError, match=r"was not made by bitwright\.prepare"):
+        bw.save(Small(), folder)
+
+
+def test_another_spec(folder):
+    data = edit(folder)
+    name = next(iter(data["quantizers"]))
+    data["quantizers"][name] |= {"placed": "int3 symmetric tensor"}
+    edit(folder, quantizers=data["quantizers"])
+    with pytest.raises(SaveError, match=rf"the quantizer {name} was made as 'int3 symmetric tensor', and is now made"):
+        bw.load(folder, Small)
+    data["quantizers"].pop(name)
+    edit(folder, quantizers=data["quantizers"])
+    with pytest.raises(SaveError, match=rf"a quantizer at {name} is new"):
+        bw.load(folder, Small)
+
+
+def test_inputs_that_cannot_be_made_up(tmp_path):
+    class Strict(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+
+        def forward(self, x, order):
+            return self.fc(x)[torch.linalg.inv_ex(order).inverse.long().sum(1)]  # a permutation
+
+    inputs = (torch.ones(2, 4), torch.tensor([[0.0, 1.0], [1.0, 0.0]]))
+    model = calibrated(Strict, inputs)
+    bw.save(model, tmp_path / "bare")
+    bw.save(model, tmp_path / "full", example=True)
+    expected = model(*inputs)
+    for loaded in (
+        bw.load(tmp_path / "full", Strict),
+        bw.load(tmp_path / "bare", Strict, example_inputs=inputs),
+    ):
+        assert torch.equal(loaded(*inputs), expected)
+    with pytest.raises(SaveError, match=r"float32\[3, 4\], not float32\[2, 4\]"):
+        bw.load(tmp_path / "bare", Strict, example_inputs=(torch.ones(3, 4), inputs[1]))
+    with pytest.raises(SaveError, match="a tensor, not a tuple"):
+        bw.load(tmp_path / "bare", Strict, example_inputs=inputs[0])
+
+
+def test_arguments_that_are_not_plain(tmp_path):
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+
+        def forward(self, x, scale=None):
+            return self.fc(x) * scale
+
+    model = calibrated(Scaled, torch.ones(2, 4), concrete_args={"scale": torch.ones(())})
+    with pytest.raises(SaveError, match=r"concrete_args has 'scale', a tensor"):
+        bw.save(model, tmp_path / "m")
+    assert not list(tmp_path.iterdir())
+
+
+def test_places_that_are_not_ours(tmp_path):
+    model = calibrated()
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "notes.txt").write_text("mine")
+    for path, message in (("file", "something else"), ("full", "notes.txt"), ("a" * 300, "cannot be written")):
+        with pytest.raises(SaveError, match=message):
+            bw.save(model, tmp_path / path)
+    with pytest.raises(SaveError, match="cannot be written"):
+        bw.save(model, tmp_path / "file" / "below")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "full"]
+
+
+def test_replacing_keeps_the_old_until_the_new_is_whole(tmp_path, monkeypatch):
+    target = tmp_path / "m"
+    bw.save(calibrated(), target)
+    before = (target / "model.safetensors").read_bytes()
+    model = calibrated(Tokens, TOKENS)
+
+    def full_disk(*args, **options):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("bitwright.saving.writing.save_file", full_disk)
+        with pytest.raises(SaveError, match="No space left on device"):
+            bw.save(model, target)
+    assert (target / "model.safetensors").read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["m"]
+    bw.save(model, target)
+    assert bw.load(target, Tokens) is not None
+    monkeypatch.setattr("bitwright.saving.folder.ctypes.CDLL", full_disk)  # where folders cannot be exchanged
+    bw.save(calibrated(), target)
+    assert bw.load(target, Small) is not None
+    assert [p.name for p in tmp_path.iterdir()] == ["m"]
+
+
+def test_through_a_link(tmp_path):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    bw.save(calibrated(), tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "real" / "bitwright.json").exists()
+
+
+def test_mutated_folders(folder):
+    """Any change to any file is refused by one of our errors, short enough to read."""
+    chance = random.Random(0)
+    for number in range(60):
+        file = chance.choice(sorted(folder.iterdir()))
+        whole = file.read_bytes()
+        at = chance.randrange(len(whole))
+        changed = bytearray(whole)
+        if number % 3:
+            changed[at] ^= 1 << chance.randrange(8)
+        else:
+            changed[at : at + chance.randrange(1, 40)] = b""
+        file.write_bytes(changed)
+        with pytest.raises(BitwrightError) as caught:
+            bw.load(folder, Small)
+        assert len(str(caught.value)) < 2000
+        file.write_bytes(whole)
+    assert bw.load(folder, Small) is not None
+
+
+def replaced(value, chance):
+    """The same data with one value changed, somewhere."""
+    if isinstance(value, dict) and value:
+        key = chance.choice(sorted(value))
+        return {**value, key: replaced(value[key], chance)}
+    if isinstance(value, list) and value:
+        at = chance.randrange(len(value))
+        return [*value[:at], replaced(value[at], chance), *value[at + 1 :]]
+    return chance.choice([None, -1, 3.5, "", "x", [], {}, "int4 symmetric tensor", True, 10**9, "a" * 4000])
+
+
+def test_mutated_manifests_with_a_good_digest(folder):
+    chance = random.Random(1)
+    original = edit(folder)
+    refused: list[str] = []
+    for _ in range(150):
+        data = replaced(original, chance)
+        edit(folder, **data)
+        try:
+            bw.load(folder, Small)
+        except BitwrightError as error:
+            refused.append(str(error))
+    assert len(refused) > 75
+    assert max(map(len, refused)) < 2000
+
+
+KILLED = """
+import sys, bitwright as bw
+from tests.saving.nets import calibrated
+model = calibrated()
+print("ready", flush=True)
+while True:
+    bw.save(model, sys.argv[1])
+"""
+
+
+def test_killed_while_saving(tmp_path):
+    target, chance = tmp_path / "m", random.Random(2)
+    root = Path(__file__).parents[2]
+    for _ in range(2):
+        job = subprocess.Popen([sys.executable, "-c", KILLED, str(target)], cwd=root, stdout=subprocess.PIPE)
+        assert job.stdout is not None
+        job.stdout.readline()
+        while not target.exists():
+            time.sleep(0.01)
+        time.sleep(chance.random() / 5)
+        job.kill()
+        job.communicate()
+        bw.load(target, Small)
