@@ -5,7 +5,7 @@ BitwrightError
 │   └── UnknownNameError            a name no registry or model knows, with the nearest ones
 ├── CaptureError                    the model could not be captured, or its capture deviates
 ├── ScheduleError                   a rewrite of the graph that fails, never settles, or changes what is computed
-├── CalibrationError                data that cannot calibrate: empty, NaN, refused by the model
+├── CalibrationError (RuntimeError) data that cannot calibrate: empty, NaN, refused by the model
 ├── ExportError                     the file could not be written
 ├── VerifyError                     the file could not be run or compared
 ├── SaveError                       a saved model or checkpoint that cannot be written or read, or does not fit
@@ -42,7 +42,7 @@ class ScheduleError(BitwrightError):
     """A schedule that does not do what it should."""
 
 
-class CalibrationError(BitwrightError):
+class CalibrationError(BitwrightError, RuntimeError):
     """Calibration that could not give every quantizer a range."""
 
 

@@ -72,14 +72,17 @@ def test_it_is_a_value():
     [
         (1, 1.0),
         (0.1, float(np.float32(0.1))),
-        ([1.0, 2.5], (1.0, 2.5)),
-        (np.array([[1.0], [2.0]]), ((1.0,), (2.0,))),
+        ([1.0, 2.5], [1.0, 2.5]),
+        (np.array([[1.0], [2.0]]), [[1.0], [2.0]]),
         (torch.tensor(3.0), 3.0),
         (np.float64(0.5), 0.5),
     ],
 )
 def test_amax_of_every_kind(given_amax, kept):
-    assert QuantDescriptor(amax=given_amax).amax == kept
+    amax = QuantDescriptor(amax=given_amax).amax
+    assert (type(amax), amax.dtype, amax.tolist()) == (np.ndarray, np.float32, kept)
+    with pytest.raises(ValueError, match="read-only"):
+        amax[...] = 0
 
 
 @pytest.mark.parametrize(
@@ -115,13 +118,9 @@ def test_fp8_specs():
         ({"axes": 0, "amx": 1}, TypeError, "'axes': did you mean 'axis'.*; 'amx': did you mean 'amax'"),
         ({"num_bits": "8"}, TypeError, r"num_bits must be an integer, or \(4, 3\) or \(5, 2\) for fp8, not '8'"),
         ({"num_bits": True}, TypeError, "num_bits must be an integer"),
-        ({"num_bits": 1}, ConfigError, "num_bits must be >= 2 and <= 16 for a signed format, not 1"),
-        (
-            {"num_bits": 0, "unsigned": True},
-            ConfigError,
-            "num_bits must be >= 1 and <= 16 for an unsigned format, not 0",
-        ),
-        ({"num_bits": (3, 4)}, ConfigError, r"num_bits of fp8 is \(4, 3\) or \(5, 2\), not \(3, 4\)"),
+        ({"num_bits": -1}, ValueError, "num_bits must be 0 or more, not -1"),
+        ({"name": 3}, TypeError, "name must be a text or None, not 3"),
+        ({"num_bits": (3, 4)}, TypeError, r"num_bits of fp8 is \(4, 3\) or \(5, 2\), not \(3, 4\)"),
         ({"num_bits": (4, 3), "unsigned": True}, ConfigError, r"\(4, 3\) is a signed format: unsigned must be False"),
         ({"num_bits": (4, 3), "fake_quant": False}, ConfigError, r"\(4, 3\) has no integers: fake_quant must be True"),
         ({"axis": 1.5}, TypeError, "axis must be None, an integer or several, not 1.5"),
@@ -158,5 +157,15 @@ def test_yaml_refusals():
 def test_what_it_prints():
     assert str(QuantDescriptor()) == "8bit fake per-tensor max"
     described = QuantDescriptor(4, "w", axis=0, unsigned=True, amax=[1, 2], scale_amax=0.5, calib_method="histogram")
-    assert str(described) == "w: unsigned 4bit fake axis=0 amax=(1.0, 2.0) *0.5 histogram"
+    assert str(described) == "w: unsigned 4bit fake axis=0 amax=[1.0, 2.0] *0.5 histogram"
     assert "num_bits=(4, 3)" in repr(QuantDescriptor((4, 3)))
+
+
+@pytest.mark.parametrize(("bits", "unsigned", "lowest"), [(0, False, 2), (1, False, 2), (0, True, 1), (17, False, 2)])
+def test_bits_that_no_format_has_are_described_but_not_quantized(bits, unsigned, lowest):
+    described = QuantDescriptor(num_bits=bits, unsigned=unsigned)
+    assert described.num_bits == bits
+    with pytest.raises(
+        ConfigError, match=f"num_bits must be >= {lowest} and <= 16 for an? .*signed format, not {bits}"
+    ):
+        str(described.spec)

@@ -60,7 +60,7 @@ class _Constants(nn.Module):
         if bias is not None and scale is not None:
             integers = round_bias(bias.double(), scale.double()).to(torch.int32)
             points = torch.zeros_like(scale, dtype=torch.int32)
-            self.bias = IntegerTensor(integers, scale, points, 0 if scale.ndim else None)
+            self.bias = IntegerTensor(integers, scale, points, 0 if scale.ndim else None, dtype=bias.dtype)
         self.register_buffer("bias_value", bias if self.bias is None else None)
 
     def constants(self) -> tuple[Tensor, Tensor | None]:
@@ -95,6 +95,15 @@ class DeployedLayer(_Constants):
         if arranged is not x:
             arranged = self.quantizer(arranged)  # values are on the grid; runtimes look for a quantizer here
         return layer.compute(arranged, *self.constants(), *args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
+        """What else the model's own code asks the layer for, such as ``out_channels``."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if "_layer" not in self.__dict__:
+                raise
+            return getattr(self._layer[0], name)
 
     def extra_repr(self) -> str:
         """Show the layer's settings."""

@@ -127,8 +127,10 @@ class IntegerTensor(Part):
         axis: int | None,
         group: int | None = None,
         site: Site | None = None,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__()
+        self.dtype, self.shape = dtype, integers.shape  # a forward may ask a layer's weight for them
         self.integers, self.scale, self.zero_point = integers, scale, zero_point
         self.axis, self.group, self.site = axis, group, site
 
@@ -139,8 +141,8 @@ class IntegerTensor(Part):
     def forward(self, x: Tensor | None = None) -> Tensor:
         """The constant's values; in the place of a quantizer it is called with its float twin."""
         if self.number is not None:
-            return torch.ops.bitwright.stored(self.number, list(self.integers.shape), self.scale.dtype)
-        return dequantize(self.integers, self.scale, self.zero_point, self.axis, self.group)
+            return torch.ops.bitwright.stored(self.number, list(self.integers.shape), self.dtype)
+        return dequantize(self.integers, self.scale, self.zero_point, self.axis, self.group).to(self.dtype)
 
     def extra_repr(self) -> str:
         """Show where scales lie."""
@@ -152,7 +154,8 @@ def as_integers(weight: Tensor, quantizer: TensorQuantizer, site: Site | None = 
     _check_uniform(quantizer)
     method = quantizer.method
     scale, zero_point = (p.detach().clone() for p in quantizer.qparams())
-    return IntegerTensor(quantizer.integers(weight.detach()), scale, zero_point, method.axis, method.group, site)
+    places = (method.axis, method.group, site, weight.dtype)
+    return IntegerTensor(quantizer.integers(weight.detach()), scale, zero_point, *places)
 
 
 def _check_uniform(quantizer: TensorQuantizer) -> None:

@@ -6,6 +6,8 @@ clip_value_max) rounded in steps of amax / qmax. As in PACT,
     dx = g inside the ends, else 0;   d clip_value_min = Σ g below,   d clip_value_max = Σ g above
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -78,6 +80,10 @@ class AmaxFakeQuantize(FixedFakeQuantize):
             return y
         self.multiplier = params[0].reciprocal()
         return y - y.detach() + super().integers(x.detach(), *params).to(x.dtype)  # the gradient is that of y
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        """Save learned ends under the name that pytorch-quantization gives them."""
+        super()._save_to_state_dict(destination, f"{prefix.removesuffix('method.')}clip.", keep_vars)
 
     def _clipped(self, x: Tensor) -> Tensor:
         return clip(x, self.clip_value_min, self.clip_value_max) if self.has_range else x

@@ -24,6 +24,19 @@ def active(quantizer: Any) -> bool:  # noqa: ANN401
     return getattr(quantizer, "quantizes", True) or quantizer.observes
 
 
+def ranged(quantizer: Any) -> bool:  # noqa: ANN401
+    """Whether tensors can be quantized one by one; else a step's input and hidden state have one range, both's."""
+    return not active(quantizer) or getattr(quantizer, "calibrated", True)
+
+
+def step_inputs(quantizer: Any, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ANN401
+    """The input and the hidden state of a step, quantized; the input has been already if there is a range."""
+    if ranged(quantizer):
+        return x, quantizer(h)
+    x, h = torch.split(quantizer(torch.cat([x, h], -1)), [x.shape[-1], h.shape[-1]], -1)
+    return x, h
+
+
 class _Recurrent(TakesDescriptors, QuantMixin, nn.RNNBase):
     by_default = True
     bias: Any  # whether there are biases, which are called otherwise
@@ -65,9 +78,11 @@ class _Recurrent(TakesDescriptors, QuantMixin, nn.RNNBase):
             outputs = []
             for direction in range(directions):
                 place = layer * directions + direction
-                cell = self.cell(self._input_quantizers[place], self.weights_of(place))
+                quantizer = self._input_quantizers[place]
+                cell = self.cell(quantizer, self.weights_of(place))
                 state = tuple(s[place] for s in start)
-                out, end = run(cell, self._input_quantizers[place](data), sizes, state, reverse=direction == 1)
+                given = quantizer(data) if ranged(quantizer) else data
+                out, end = run(cell, given, sizes, state, reverse=direction == 1)
                 outputs.append(out)
                 ends.append(end)
             data = outputs[0] if directions == 1 else torch.cat(outputs, -1)
@@ -126,7 +141,8 @@ class QuantLSTM(_Recurrent, nn.LSTM):
         *four, projection = weights
 
         def step(x: Tensor, state: State) -> State:
-            h, c = lstm_step(x, (quantizer(state[0]), state[1]), *four)
+            x, h = step_inputs(quantizer, x, state[0])
+            h, c = lstm_step(x, (h, state[1]), *four)
             return (h if projection is None else F.linear(h, projection)), c
 
         return step
@@ -143,7 +159,7 @@ class QuantGRU(_Recurrent, nn.GRU):
         return out, end
 
     def cell(self, quantizer: nn.Module, weights: list[Any]) -> Cell:
-        return lambda x, state: (gru_step(x, quantizer(state[0]), state[0], *weights[:4]),)
+        return lambda x, state: (gru_step(*step_inputs(quantizer, x, state[0]), state[0], *weights[:4]),)
 
 
 @register_qmodule(sources=[nn.LSTMCell])
@@ -163,8 +179,9 @@ class QuantLSTMCell(TakesDescriptors, QuantMixin, nn.LSTMCell):
             hx = (zeros, zeros)
         both = self.weight_quantizer(torch.cat([self.weight_ih, self.weight_hh], 1))
         w_ih, w_hh = torch.split(both, [self.input_size, self.hidden_size], 1)
-        state = (self.input_quantizer(hx[0]), hx[1])
-        h, c = lstm_step(self.input_quantizer(input), state, w_ih, w_hh, self.bias_ih, self.bias_hh)
+        quantizer = self.input_quantizer
+        x, h = step_inputs(quantizer, quantizer(input) if ranged(quantizer) else input, hx[0])
+        h, c = lstm_step(x, (h, hx[1]), w_ih, w_hh, self.bias_ih, self.bias_hh)
         return h, c
 
 

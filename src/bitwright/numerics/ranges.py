@@ -27,7 +27,7 @@ def scale_and_zero_point(lo: Tensor, hi: Tensor, spec: QuantSpec) -> tuple[Tenso
 
 
 def symmetric_scale(amax: Tensor, spec: QuantSpec) -> tuple[Tensor, Tensor]:
-    """Return float32 scale and a zero point of 0 for magnitudes up to ``amax``, a symmetric spec's range."""
+    """Return the scale, in the precision of ``amax``, and a zero point of 0 for magnitudes up to ``amax``."""
     scale = _usable(amax / spec.qmax, spec)
     return scale, torch.zeros_like(scale, dtype=torch.int32)
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from bitwright.errors import ConfigError
 from bitwright.observers import Observer
-from bitwright.quantizer.calibrators import Calibrator, NoObserver, bits_of
+from bitwright.quantizer.calibrators import Calibrator, NoObserver, bits_of, reduce_amax
 from bitwright.quantizer.descriptor import QuantDescriptor
 from bitwright.quantizer.mode import Mode
 from bitwright.quantizer.stored_range import StoredRange
@@ -100,6 +100,13 @@ class AmaxViews(StoredRange):
                 f"the quantizer has {tuple(now.shape)}, not {tuple(new.shape)}"
             )
         self.set_amax(new)
+
+    def _get_amax(self, inputs: Tensor) -> Tensor:
+        """The largest magnitude in force for ``inputs``: the stored one or their own, times ``scale_amax``."""
+        axes = tuple(a % inputs.ndim for a in ((self.axis,) if isinstance(self.axis, int) else self.axis or ()))
+        reduced = [d for d in range(inputs.ndim) if d not in axes] if axes else None
+        amax = reduce_amax(inputs, reduced) if self.amax is None else self.amax
+        return amax if self.scale_amax is None else amax * self.scale_amax
 
     @property
     def step_size(self) -> Tensor | None:

@@ -8,7 +8,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from bitwright.errors import CalibrationError, ConfigError
+from bitwright.errors import CalibrationError, ConfigError, suggest
 from bitwright.observers import Observer
 from bitwright.observers.magnitude import MagnitudeObserver
 from bitwright.quantizer.descriptor import QuantDescriptor
@@ -151,6 +151,10 @@ class HistogramCalibrator(Calibrator, MagnitudeObserver):
             start_bin: the first bin to try (entropy and mse).
             percentile: how many per cent of the values to represent.
         """
+        if method not in ("entropy", "mse", "percentile"):
+            raise TypeError(
+                f"Unknown calibration method {method!r}{suggest(str(method), ('entropy', 'mse', 'percentile'))}"
+            )
         if not self.batches:
             return None
         if not self.histogram.finite:

@@ -12,10 +12,9 @@ from bitwright.numerics.fp8 import BY_BITS
 from bitwright.spec import MAX_BITS, MIN_BITS, NumberFormat, PerChannel, PerTensor, QuantSpec
 
 CALIB_METHODS = ("max", "histogram")
-Nested = float | tuple["Nested", ...]
 
 
-@dataclasses.dataclass(frozen=True, init=False)
+@dataclasses.dataclass(frozen=True, init=False, eq=False)
 class QuantDescriptor:
     """A frozen, comparable, printable description that a :class:`TensorQuantizer` is built from.
 
@@ -36,7 +35,7 @@ class QuantDescriptor:
     name: str | None = None
     fake_quant: bool = True
     axis: int | tuple[int, ...] | None = None
-    amax: Nested | None = None
+    amax: np.ndarray | None = None
     learn_amax: bool = False
     scale_amax: float | None = None
     calib_method: str = "max"
@@ -67,8 +66,8 @@ class QuantDescriptor:
                 raise TypeError(f"{key} must be True or False, not {flag!r}")
         values = {
             **{key: bool(flag) for key, flag in flags.items()},
-            "num_bits": _bits(num_bits, bool(unsigned)),
-            "name": name,
+            "num_bits": _bits(num_bits),
+            "name": _name(name),
             "axis": _axis(axis),
             "amax": None if amax is None else _amax(amax),
             "scale_amax": None if scale_amax is None else _factor(scale_amax),
@@ -81,7 +80,7 @@ class QuantDescriptor:
     def _check_together(self) -> None:
         if self.learn_amax and self.axis is not None:
             raise TypeError(f"axis is ignored and must be None when learn_amax is true, got {self.axis!r}")
-        if self.learn_amax and isinstance(self.amax, tuple):
+        if self.learn_amax and self.amax is not None and self.amax.size != 1:
             raise TypeError("amax must be a single number when learn_amax is true")
         if not isinstance(self.num_bits, int):
             if self.unsigned:
@@ -95,6 +94,12 @@ class QuantDescriptor:
         if isinstance(self.num_bits, tuple):
             number, narrow = NumberFormat(f"e{self.num_bits[0]}m{self.num_bits[1]}"), False
         else:
+            lowest = MIN_BITS if self.unsigned else MIN_BITS + 1
+            if not lowest <= self.num_bits <= MAX_BITS:
+                kind = "an unsigned" if self.unsigned else "a signed"
+                raise ConfigError(
+                    f"num_bits must be >= {lowest} and <= {MAX_BITS} for {kind} format, not {self.num_bits}"
+                )
             number = NumberFormat(f"{'u' if self.unsigned else ''}int{self.num_bits}")
             narrow = self.narrow_range and not self.unsigned
         axes = self.axes
@@ -107,19 +112,26 @@ class QuantDescriptor:
         """The axes that keep a range of their own."""
         return () if self.axis is None else (self.axis,) if isinstance(self.axis, int) else self.axis
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, QuantDescriptor) and self.dict() == other.dict()
+
+    def __hash__(self) -> int:
+        return hash(str(self.dict()))
+
     def with_(self, **changes: Any) -> "QuantDescriptor":
         """Return a copy with some fields changed."""
         return QuantDescriptor(**{**self.dict(), **changes})
 
     def dict(self) -> dict[str, Any]:
-        """Every field by name; ``QuantDescriptor(**d.dict()) == d``."""
-        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        """Every field by name, amax as plain numbers; ``QuantDescriptor(**d.dict()) == d``."""
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return {**values, "amax": None if self.amax is None else self.amax.tolist()}
 
     def to_yaml(self) -> str:
         """Every field as YAML."""
         import yaml
 
-        return yaml.safe_dump({k: _plain(v) for k, v in self.dict().items()}, sort_keys=False)
+        return yaml.safe_dump(self.dict(), sort_keys=False)
 
     @classmethod
     def from_yaml(cls, text: str) -> "QuantDescriptor":
@@ -139,24 +151,28 @@ class QuantDescriptor:
         words += [f"{self.num_bits}bit" if isinstance(self.num_bits, int) else f"fp8{self.num_bits}"]
         words += ["narrow"] * self.narrow_range + ["fake" if self.fake_quant else "real"]
         words += ["per-tensor" if self.axis is None else f"axis={self.axis}"]
-        words += [f"amax={self.amax}"] * (self.amax is not None) + [f"*{self.scale_amax}"] * (
+        words += [f"amax={self.dict()['amax']}"] * (self.amax is not None) + [f"*{self.scale_amax}"] * (
             self.scale_amax is not None
         )
         return " ".join([*words, *["learned"] * self.learn_amax, self.calib_method])
 
 
-def _bits(given: Any, unsigned: bool) -> int | tuple[int, int]:  # noqa: ANN401
+def _bits(given: Any) -> int | tuple[int, int]:  # noqa: ANN401
     if isinstance(given, tuple | list):
         if tuple(given) not in BY_BITS:
-            raise ConfigError(f"num_bits of fp8 is (4, 3) or (5, 2), not {tuple(given)}")
+            raise TypeError(f"num_bits of fp8 is (4, 3) or (5, 2), not {tuple(given)}")
         return (int(given[0]), int(given[1]))
     if isinstance(given, bool) or not isinstance(given, int | np.integer):
         raise TypeError(f"num_bits must be an integer, or (4, 3) or (5, 2) for fp8, not {given!r}")
-    lowest = MIN_BITS if unsigned else MIN_BITS + 1
-    if not lowest <= given <= MAX_BITS:
-        kind = "an unsigned" if unsigned else "a signed"
-        raise ConfigError(f"num_bits must be >= {lowest} and <= {MAX_BITS} for {kind} format, not {given}")
+    if given < 0:
+        raise ConfigError(f"num_bits must be 0 or more, not {given}")
     return int(given)
+
+
+def _name(given: Any) -> str | None:  # noqa: ANN401
+    if given is not None and not isinstance(given, str):
+        raise TypeError(f"name must be a text or None, not {given!r}")
+    return given
 
 
 def _axis(given: Any) -> int | tuple[int, ...] | None:  # noqa: ANN401
@@ -169,24 +185,17 @@ def _axis(given: Any) -> int | tuple[int, ...] | None:  # noqa: ANN401
     return (axes or None) if isinstance(given, tuple | list) else next(iter(axes), None)
 
 
-def _amax(given: Any) -> Nested:  # noqa: ANN401
+def _amax(given: Any) -> np.ndarray:  # noqa: ANN401
     try:
-        array = np.asarray(given.detach().cpu() if isinstance(given, torch.Tensor) else given, dtype=np.float32)
+        array = np.array(given.tolist() if isinstance(given, torch.Tensor) else given, dtype=np.float32)
     except (TypeError, ValueError):
         raise TypeError(f"amax must be a number, a list or an array, not {given!r}") from None
     if not array.size or not np.isfinite(array).all():
         raise ConfigError(f"amax must be finite and not empty, not {given!r}")
     if (array < 0).any():
         raise ConfigError(f"Negative values in amax: the lowest is {array.min():.4g}, it must be 0 or more")
-    return _frozen(array.tolist())
-
-
-def _frozen(value: Any) -> Nested:  # noqa: ANN401
-    return tuple(_frozen(v) for v in value) if isinstance(value, list) else value
-
-
-def _plain(value: Any) -> Any:  # noqa: ANN401
-    return [_plain(v) for v in value] if isinstance(value, tuple) else value
+    array.setflags(write=False)
+    return array
 
 
 def _factor(given: Any) -> float:  # noqa: ANN401

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from bitwright.errors import CalibrationError, ConfigError
 from bitwright.methods import Method
 from bitwright.numerics import scale_and_zero_point
+from bitwright.numerics.precision import wide
 from bitwright.numerics.ranges import symmetric_scale
 from bitwright.observers import Observer
 from bitwright.observers.base import min_max
@@ -85,14 +86,10 @@ class StoredRange(nn.Module):
 
     def set_amax(self, amax: float | Tensor) -> None:
         """Store the largest magnitude to represent, in any shape with a value for each range, or one for all."""
-        amax = torch.as_tensor(amax, device=self._stored()[0].device).detach().float().clone()
+        amax = torch.as_tensor(amax, device=self._stored()[0].device).detach()
+        amax = wide(amax).clone()
         if not torch.compiler.is_compiling() and bool((amax < 0).any()):
             raise ConfigError(f"Negative values in amax: the lowest is {float(amax.min()):.4g}, it must be 0 or more")
-        if isinstance(self.spec.granularity, PerTensor) and amax.numel() != 1:
-            raise ConfigError(
-                f"amax of shape {tuple(amax.shape)} does not fit the quantizer{self._named()}: "
-                f"'{self.spec}' needs one value"
-            )
         if not self.spec.symmetric:
             self.set_range(-amax, amax)
             return
@@ -134,9 +131,9 @@ class StoredRange(nn.Module):
         return self._stored() if amax is None else self._steps(amax)
 
     def _steps(self, amax: Tensor) -> tuple[Tensor, Tensor]:
-        grain, reach = self.spec.granularity, amax.float()
+        grain, reach = self.spec.granularity, wide(amax)
         if isinstance(grain, PerTensor):
-            reach = reach.reshape(())
+            reach = reach.reshape(()) if reach.numel() == 1 else reach  # tensors are compared with it when they come
         elif isinstance(grain, PerChannel):
             reach = reach.reshape(-1)
         return symmetric_scale(reach if self.scale_amax is None else reach * self.scale_amax, self.spec)
@@ -163,9 +160,9 @@ class StoredRange(nn.Module):
         """The scale and zero point by the range of ``x``."""
         if not self.dynamic:
             raise self._no_range()
-        lo, hi = min_max(x.detach(), self.spec)
-        if self.spec.symmetric and self.spec.format.signed:
-            return self._steps(torch.maximum(-lo, hi))
+        lo, hi = _ends(x.detach(), self.spec)
+        if self.spec.symmetric:
+            return self._steps(torch.maximum(-lo, hi) if self.spec.format.signed else hi.clamp(min=0))
         factor = 1.0 if self.scale_amax is None else self.scale_amax
         return scale_and_zero_point(lo * factor, hi * factor, self.spec)
 
@@ -204,3 +201,15 @@ class StoredRange(nn.Module):
 
     def _named(self) -> str:
         return f" {self.label!r}" if self.label else ""
+
+
+def _ends(x: Tensor, spec: QuantSpec) -> tuple[Tensor, Tensor]:
+    """Lowest and highest value for each scale; those of doubles are not rounded to float32, as observers do."""
+    grain = spec.granularity
+    if x.dtype != torch.double or not isinstance(grain, PerTensor | PerChannel):
+        return min_max(x, spec)
+    rows = (
+        x.reshape(1, -1) if isinstance(grain, PerTensor) else x.movedim(grain.axis, 0).reshape(x.shape[grain.axis], -1)
+    )
+    lo, hi = rows.aminmax(dim=1)
+    return lo, hi

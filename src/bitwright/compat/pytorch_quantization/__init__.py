@@ -9,6 +9,8 @@
 Everything is Bitwright's own under the old names, on every device.
 """
 
-from bitwright.compat.pytorch_quantization import calib, nn, optim, quant_modules, tensor_quant, utils
+from bitwright.compat.pytorch_quantization import calib, cuda_ext, nn, optim, quant_modules, tensor_quant, utils
 from bitwright.compat.pytorch_quantization.onnx_export import enable_onnx_export
 from bitwright.compat.pytorch_quantization.quant_modules import deactivate, initialize
+
+__version__ = "2.2.1"  # what this follows

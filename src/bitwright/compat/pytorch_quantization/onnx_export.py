@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from os import PathLike
 from typing import Any
 
 import torch
@@ -9,29 +10,39 @@ from torch import nn
 
 from bitwright.quantizer import quantizers
 
-OPSET = 21  # the first that knows integers of 4 and 16 bits
-
 
 @contextmanager
 def enable_onnx_export() -> Iterator[None]:
     """Let ``torch.onnx.export`` know quantizers for a while; torch is restored after an exception too.
 
-    Weights are stored as integers, so the file has opset 21 or newer whatever the call asks for.
+    Weights are stored as integers in the one file that the call names. Its opset is at least the lowest that can say
+    what the model does, 18 for integers of 8 bits.
     """
     original: Any = torch.onnx.export
 
-    def export(model: Any, *args: Any, **kwargs: Any) -> Any:
+    def export(model: Any, args: Any = (), f: Any = None, **kwargs: Any) -> Any:
         if not isinstance(model, nn.Module) or not quantizers(model):
-            return original(model, *args, **kwargs)
-        from bitwright.exporting.deploy import deploy
-        from bitwright.exporting.onnx.translate import translations
+            return original(model, args, f, **kwargs)
+        import onnx
 
-        options = {**kwargs, "dynamo": True, "opset_version": max(kwargs.get("opset_version") or OPSET, OPSET)}
+        from bitwright.exporting.deploy import deploy
+        from bitwright.exporting.formats.onnx import write_unsigned
+        from bitwright.exporting.onnx.quiet import quiet_exporter
+        from bitwright.exporting.onnx.translate import RICH, lowest_opset, translations
+
         twin = deploy(model).model
-        theirs = kwargs.get("custom_translation_table") or {}
-        options["custom_translation_table"] = {**translations(OPSET, twin), **theirs}
-        with torch.no_grad():
-            return original(twin, *args, **options)
+        opset = max(kwargs.get("opset_version") or 0, lowest_opset(twin))
+        table = {**translations(opset, twin), **(kwargs.get("custom_translation_table") or {})}
+        ours = {"dynamo": True, "opset_version": opset, "verbose": False, "custom_translation_table": table}
+        with torch.no_grad(), quiet_exporter():
+            program = original(twin, args, **{**kwargs, **ours})
+        if opset >= RICH:
+            write_unsigned(program.model)
+        if isinstance(f, str | PathLike):
+            program.save(f, external_data=kwargs.get("external_data", False))
+        elif f is not None:
+            onnx.save(program.model_proto, f)
+        return program
 
     torch.onnx.export = export  # pyrefly: ignore
     try:

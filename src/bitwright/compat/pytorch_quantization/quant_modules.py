@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable
 from contextlib import ExitStack
+from types import ModuleType
+from typing import NamedTuple
 
 from torch import nn
 
@@ -28,6 +30,49 @@ def initialize(
     asked = [name for name in float_module_list or () if name in possible or not hasattr(nn, name)]
     left = dict.fromkeys([*(name for name in possible if name not in REPLACED), *asked])
     return _ours.initialize(left, custom_quant_modules)
+
+
+class QuantEntry(NamedTuple):
+    """A name in a module, and the class that takes its place."""
+
+    orig_mod: ModuleType
+    mod_name: str
+    replace_mod: type[nn.Module]
+
+
+class QuantModuleReplacementHelper:
+    """The same in two steps: ``prepare_state`` says what is replaced, ``apply_quant_modules`` does it.
+
+    Attributes:
+        default_quant_map: what is replaced where nothing is said.
+        quant_map: what ``apply_quant_modules`` will replace.
+        orginal_func_map: what was there before.
+    """
+
+    def __init__(self) -> None:
+        found = replaceable()
+        self.default_quant_map = [QuantEntry(nn, name, found[name]) for name in REPLACED]
+        self.quant_map: set[QuantEntry] = set()
+        self.orginal_func_map: set[QuantEntry] = set()
+
+    def prepare_state(
+        self, float_module_list: Iterable[str] | None = None, custom_map: Iterable[Replacement] | None = None
+    ) -> None:
+        """Choose what is replaced; arguments as for ``initialize``."""
+        left = set(float_module_list or ())
+        chosen = [entry for entry in self.default_quant_map if entry.mod_name not in left]
+        self.quant_map = {*chosen, *(QuantEntry(*item) for item in custom_map or ())}
+        self.orginal_func_map = {QuantEntry(e[0], e[1], getattr(e[0], e[1])) for e in self.quant_map}
+
+    def apply_quant_modules(self) -> None:
+        """Replace."""
+        for entry in self.quant_map:
+            setattr(entry.orig_mod, entry.mod_name, entry.replace_mod)
+
+    def restore_float_modules(self) -> None:
+        """Put back what was there."""
+        for entry in self.orginal_func_map:
+            setattr(entry.orig_mod, entry.mod_name, entry.replace_mod)
 
 
 __all__ = ["deactivate", "enable_onnx_export", "initialize"]

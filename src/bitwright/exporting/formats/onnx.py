@@ -37,8 +37,8 @@ class OnnxFormat(ExportFormat):
             witnesses = optimize(model, [part for _, part in parts_of(twin)])
         name = twin.__class__.__name__
         operators = name_after_model(model, name, origins)
-        if options.unsigned_activations or opset == RICH:  # see lowest_opset
-            _write_unsigned(model)
+        if options.unsigned_activations or opset >= RICH:  # see lowest_opset
+            write_unsigned(model)
         record = ExportRecord(
             format=self.name,
             model=name,
@@ -65,7 +65,7 @@ def _arguments(graph: Any, names: list[str]) -> tuple[str, ...]:  # noqa: ANN401
     return tuple(names if len(names) == len(given) else given)
 
 
-def _write_unsigned(model: Any) -> None:  # noqa: ANN401
+def write_unsigned(model: Any) -> None:  # noqa: ANN401
     """Write int8 activations as uint8: 128 more on every integer and zero point, so that the values are the same."""
     import numpy as np
     import onnx_ir as ir

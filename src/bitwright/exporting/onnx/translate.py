@@ -13,6 +13,7 @@ from bitwright.exporting.parts import DeployedQuantizer, IntegerTensor, Part, pa
 
 PART = "bitwright.part"  # in the metadata of a node, while the file is made: the number of the part that it ends
 PLAIN, RICH = 18, 21  # opset 21 adds integers of 4 and 16 bits, fp8 without a zero point, and groups
+BFLOAT = 22  # adds bfloat16 to convolutions and pools
 
 # Every integer type ONNX can quantize to: (lowest, highest) -> type.
 _TYPES = {
@@ -25,6 +26,7 @@ _TYPES = {
 }
 _FP8_TYPES = {"e4m3": ir.DataType.FLOAT8E4M3FN, "e5m2": ir.DataType.FLOAT8E5M2}
 _BYTES = (ir.DataType.UINT8, ir.DataType.INT8)
+_FLOATS = {torch.float16: ir.DataType.FLOAT16, torch.bfloat16: ir.DataType.BFLOAT16, torch.float64: ir.DataType.DOUBLE}
 _LOWEST = torch.tensor(torch.finfo(torch.float32).min)
 
 
@@ -42,6 +44,13 @@ def lowest_opset(twin: nn.Module) -> int:
     In opset 21 onnxruntime 1.31 breaks int8 files: it repeats quantizers around pools and reshapes with their
     ``output_dtype`` and then turns int8 into uint8, but not there.
     """
+    held = [
+        *twin.parameters(),
+        *twin.buffers(),
+        *(part for _, part in parts_of(twin) if isinstance(part, IntegerTensor)),
+    ]
+    if any(tensor.dtype == torch.bfloat16 for tensor in held):
+        return BFLOAT
     return RICH if any(_needs_rich(part) for _, part in parts_of(twin)) else PLAIN
 
 
@@ -62,10 +71,13 @@ def translations(opset: int, twin: nn.Module) -> dict[Callable[..., Any], Callab
         writer.part.number = number
 
     def part(x: Any, number: int) -> Any:  # noqa: ANN401
-        return _note(writers[number].computed(x), number)
+        single = x if x.dtype in (None, ir.DataType.FLOAT) else op.Cast(x, to=ir.DataType.FLOAT)
+        value = _note(writers[number].computed(single), number)
+        return value if single is x else op.Cast(value, to=x.dtype)
 
     def stored(number: int, shape: Any, dtype: Any) -> Any:  # noqa: ANN401
-        return _note(writers[number].stored(), number)
+        value, kind = _note(writers[number].stored(), number), writers[number].kind
+        return value if kind == ir.DataType.FLOAT else op.Cast(value, to=kind)
 
     def global_average_pool(x: Any) -> Any:  # noqa: ANN401
         return op.GlobalAveragePool(x)
@@ -94,6 +106,11 @@ class _Writer:
     def __init__(self, op: Any, name: str, part: Part) -> None:  # noqa: ANN401
         self.op, self.name, self.part = op, name, part
         self.made: dict[str, Any] = {}
+
+    @property
+    def kind(self) -> ir.DataType:
+        """The type of a stored constant's values; it is quantized in float32 in any case."""
+        return _FLOATS.get(getattr(self.part, "dtype", torch.float32), ir.DataType.FLOAT)
 
     def computed(self, x: Any) -> Any:  # noqa: ANN401
         """Write what changes a tensor."""
@@ -138,7 +155,7 @@ class _Writer:
         """A constant under a name that says what it is; there once, however often the part is called."""
         if key in self.made:
             return self.made[key]
-        array = ir.tensor(tensor.detach().cpu().contiguous())
+        array = ir.tensor((tensor.float() if tensor.dtype == torch.double else tensor).detach().cpu().contiguous())
         if kind is not None:
             array = ir.tensor(array.numpy().astype(kind.numpy()), dtype=kind)
         value = self.op.Constant(value=array)

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from bitwright.errors import UnknownNameError, suggest
+from bitwright.errors import suggest
 from bitwright.nn.weight_sites import weight_sites
 from bitwright.observers.magnitude import MagnitudeObserver
 from bitwright.observers.minmax import MinMaxObserver
@@ -30,7 +30,7 @@ def calibrate_weights(
         num_bins: bins of the histograms.
     """
     if method not in _METHODS:
-        raise UnknownNameError(f"Unsupported calibration method {method!r}{suggest(str(method), _METHODS)}")
+        raise TypeError(f"Unsupported calibration method {method!r}{suggest(str(method), _METHODS)}")
     for site in weight_sites(model):
         weight, quantizer = site.weight().detach(), site.quantizer
         grain = PerChannel(site.channel_axis) if perchannel else PerTensor()

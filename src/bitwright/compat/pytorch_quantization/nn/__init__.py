@@ -1,6 +1,7 @@
 """Quantized modules; those that the old toolkit has are there without "Quant" in their names too."""
 
 from bitwright.compat.pytorch_quantization.nn import functional, modules
+from bitwright.compat.pytorch_quantization.nn.modules import _utils as _mixins
 from bitwright.compat.pytorch_quantization.nn.modules.clip import Clip
 from bitwright.compat.pytorch_quantization.nn.modules.quant_conv import *
 from bitwright.compat.pytorch_quantization.nn.modules.quant_instancenorm import *

@@ -14,7 +14,7 @@ from bitwright.nn.weight_sites import weight_sites
 _log = logging.getLogger(__name__)
 
 
-def match_parameters(model: nn.Module, patterns: Sequence[str]) -> Iterator[tuple[str, nn.Parameter]]:
+def match_parameters(model: nn.Module, patterns: Sequence[str]) -> Iterator[nn.Parameter]:
     """Every parameter whose name matches one of the patterns, once.
 
     A pattern is a part of the name, a regular expression to search for, or a glob for the whole name.
@@ -22,7 +22,7 @@ def match_parameters(model: nn.Module, patterns: Sequence[str]) -> Iterator[tupl
     tests = [_test(p) for p in ([patterns] if isinstance(patterns, str) else patterns)]
     for name, parameter in model.named_parameters():
         if any(test(name) for test in tests):
-            yield name, parameter
+            yield parameter
 
 
 def group_parameters(
@@ -47,11 +47,13 @@ def group_parameters(
     settings = {"lr": lrs, "momentum": momentums, "weight_decay": weight_decays}
     for key, values in settings.items():
         if values is not None and len(values) != len(patterns_list):
-            raise ConfigError(f"{len(patterns_list)} groups need as many values of {key}, not {len(values)}")
+            raise TypeError(f"{len(patterns_list)} groups need as many values of {key}, not {len(values)}")
     taken: set[nn.Parameter] = set()
     groups: list[dict[str, Any]] = []
     for number, patterns in enumerate(patterns_list):
-        chosen = [p for _, p in match_parameters(model, patterns) if p not in taken]
+        if isinstance(patterns, str):
+            raise TypeError(f"patterns_list is a list of lists of patterns: write [[{patterns!r}]]")
+        chosen = [p for p in match_parameters(model, patterns) if p not in taken]
         if not chosen:
             raise ConfigError(f"no parameter that is left matches the patterns {list(patterns)} of group {number}")
         taken.update(chosen)
@@ -65,7 +67,7 @@ def group_parameters(
 def freeze_parameters(model: nn.Module, patterns: Sequence[str]) -> None:
     """Let the parameters that match learn no more."""
     count = 0
-    for _, parameter in match_parameters(model, patterns):
+    for parameter in match_parameters(model, patterns):
         parameter.requires_grad_(False)
         count += 1
     _log.info("froze %d parameters", count)
