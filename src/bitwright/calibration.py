@@ -1,8 +1,9 @@
 """Calibrate: let every quantizer of a prepared model see data, then fix its range."""
 
 import copy
+import os
 from collections.abc import Generator, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -15,12 +16,19 @@ from bitwright.nn.bias import INT32_MAX
 from bitwright.nn.layer import QuantLayer
 from bitwright.nn.mixins import QuantMixin
 from bitwright.nn.weight_sites import WeightSite, weight_sites
+from bitwright.observing_progress import ObservingProgress
 from bitwright.preparation import ledger_of
 from bitwright.progress import track
 from bitwright.quantizer import TensorQuantizer, quantizers
 
 
-def calibrate(model: nn.Module, batches: Iterable[Any], *, progress: bool | None = None) -> nn.Module:
+def calibrate(
+    model: nn.Module,
+    batches: Iterable[Any],
+    *,
+    progress: bool | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+) -> nn.Module:
     """Run ``batches`` through a prepared model and quantize it.
 
     Args:
@@ -29,6 +37,9 @@ def calibrate(model: nn.Module, batches: Iterable[Any], *, progress: bool | None
             longer than the model's inputs, as the (images, labels) of a data loader is: the rest is left out. A single
             tensor or dict is one batch.
         progress: show a progress bar; by default only on a terminal.
+        checkpoint: a folder for the progress, written once a minute, at the end, and when SIGINT or SIGTERM comes. The
+            same call goes on from there: it passes over the batches that were seen, which must be the same in the same
+            order. A checkpoint of another model, recipe or other data is refused.
 
     Returns:
         The same model, now quantizing. Quantizers on which ``disable()`` was called stay as they are; those whose range
@@ -45,7 +56,7 @@ def calibrate(model: nn.Module, batches: Iterable[Any], *, progress: bool | None
         raise CalibrationError(f"all {len(everything)} quantizers of the model are disabled; enable() some of them")
     with _unchanged_if_it_fails(found):
         with torch.no_grad(), eval_mode(model):
-            _observe(model, batches, found, count, progress)
+            _observe(model, track(as_batches(batches), "calibrating", show=progress), found, count, checkpoint)
         for quantizer in found:
             quantizer.compute_qparams()
         for quantizer in found:
@@ -88,7 +99,11 @@ def as_inputs(batch: Any, count: int) -> Inputs:  # noqa: ANN401
 
 
 def _observe(
-    model: nn.Module, batches: Iterable[Any], found: list[TensorQuantizer], count: int, progress: bool | None
+    model: nn.Module,
+    batches: Iterable[Any],
+    found: list[TensorQuantizer],
+    count: int,
+    checkpoint: str | os.PathLike[str] | None,
 ) -> None:
     for quantizer in found:
         quantizer.off()
@@ -97,15 +112,26 @@ def _observe(
     seeing = [q for q in waiting if q not in weights]
     for quantizer in seeing:
         quantizer.observe()
+    saved = None
+    if checkpoint is not None:
+        named = {name: q for name, q in quantizers(model).items() if q in seeing}
+        saved = ObservingProgress(checkpoint, "calibration", model, named)
     number = 0
-    for number, batch in enumerate(track(as_batches(batches), "calibrating", show=progress), start=1):
-        inputs = as_inputs(batch, count)
-        for quantizer in seeing:
-            quantizer.observer.batch = number
-        _run(model, inputs, number)
-        _check_finite(seeing, number)
-    if not number:
-        raise CalibrationError("the calibration data is empty: it gave no batch")
+    with saved or nullcontext():
+        for number, batch in enumerate(batches, start=1):
+            inputs = as_inputs(batch, count)
+            if saved is not None and saved.has(inputs, number):
+                continue
+            for quantizer in seeing:
+                quantizer.observer.batch = number
+            _run(model, inputs, number)
+            _check_finite(seeing, number)
+            if saved is not None:
+                saved.keep(number)
+        if not number:
+            raise CalibrationError("the calibration data is empty: it gave no batch")
+        if saved is not None:
+            saved.keep(number, last=True)
 
 
 def _observed_weights(model: nn.Module, waiting: set[TensorQuantizer]) -> Iterator[WeightSite]:

@@ -131,6 +131,23 @@ def test_before_calibration_and_between(tmp_path):
     assert_equal(model, loaded, IMAGES)
 
 
+@pytest.mark.parametrize("observer", ["HistogramObserver", "EMAMinMaxObserver", "LSQObserver"])
+def test_between_two_batches_of_calibration(observer, tmp_path):
+    recipe = {"activation": {"observer": observer}}
+    model = bw.prepare(Small(), IMAGES, recipe=recipe)
+    for quantizer in quantizers(model).values():
+        quantizer.observe()
+    model(IMAGES)
+    bw.save(model, tmp_path / "m")
+    loaded = bw.load(tmp_path / "m", Small)
+    for each in (model, loaded):
+        each(IMAGES * 3)
+        for quantizer in quantizers(each).values():
+            quantizer.compute_qparams()
+            quantizer.quantize()
+    assert_equal(model, loaded, IMAGES)
+
+
 def test_leaves_schedules_and_equalized_weights(tmp_path):
     recipe = {"schedules": {"cross_layer_equalization": True, "fold_constants": {"persistent": True}}}
     round_trip(calibrated(recipe=recipe, leaves=[nn.Linear]), tmp_path / "m", Small, IMAGES)

@@ -12,6 +12,7 @@ from bitwright.observers import OBSERVERS
 from bitwright.quantizer import Mode, TensorQuantizer
 from bitwright.quantizer.build import build_method, build_observer
 from bitwright.registry import Registry
+from bitwright.saving.tensors import SEEN
 from bitwright.spec import QuantSpec
 from bitwright.validation import Strict
 
@@ -59,7 +60,10 @@ class QuantizerRecord(Strict):
             raise SaveError(f"the quantizer {name} was made as '{self.placed}', and is now made as '{placed}'")
         try:
             self._configure(quantizer)
-            quantizer.load_state_dict(tensors)
+            quantizer.load_state_dict({key: t for key, t in tensors.items() if not key.startswith(SEEN)})
+            seen = {key.removeprefix(SEEN): t for key, t in tensors.items() if key.startswith(SEEN)}
+            if seen:
+                quantizer.observer.load_state_tensors(seen)
         except (BitwrightError, RuntimeError) as error:
             reason = " ".join(str(error).split())
             raise SaveError(f"the quantizer {name} does not take what was saved: {reason}") from error

@@ -9,6 +9,7 @@ from bitwright.errors import SaveError
 from bitwright.quantizer import quantizers
 from bitwright.quantizer.state import ABOUT
 
+SEEN = "observer:"  # before the names of what an observer has seen
 _SHOWN = 5  # names that a message lists
 
 
@@ -28,13 +29,13 @@ def named_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def quantizer_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """The state of every quantizer: ranges and what their methods have learned."""
-    return {
-        f"{name}.{key}": value
-        for name, quantizer in quantizers(model).items()
-        for key, value in quantizer.state_dict().items()
-        if key != ABOUT
-    }
+    """The state of every quantizer: ranges, what methods have learned, and what observers have seen."""
+    found: dict[str, Tensor] = {}
+    for name, quantizer in quantizers(model).items():
+        found |= {f"{name}.{key}": value for key, value in quantizer.state_dict().items() if key != ABOUT}
+        if quantizer.observer.batches:
+            found |= {f"{name}.{SEEN}{key}": value for key, value in quantizer.observer.state_tensors().items()}
+    return found
 
 
 def why_not(saved: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> list[str]:
