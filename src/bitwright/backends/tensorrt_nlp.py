@@ -4,7 +4,7 @@ from torch import fx
 
 from bitwright.backends.files import register_backend
 from bitwright.backends.tensorrt import TENSORRT
-from bitwright.graph.build import module_of
+from bitwright.graph.names import module_of
 from bitwright.nn.operators import operator_of_module, operator_of_source
 
 

@@ -5,11 +5,11 @@ from bitwright.graph.capture.explain import Explanation, explain_capture
 from bitwright.graph.capture.guards import is_guard
 from bitwright.graph.capture.leaves import Leaf
 from bitwright.graph.capture.run import Capture, capture_model
+from bitwright.graph.differences import runner
 from bitwright.graph.inputs import Inputs
 from bitwright.graph.match import InputMatchingType, InputMatchType, Match, Matcher, MatcherNode, MatchingNode, Pattern
 from bitwright.graph.model import CapturedModel
 from bitwright.graph.passes import fuse, simplify
-from bitwright.graph.rewriting.differences import runner
 from bitwright.graph.rewriting.replace import ReplacePatternBase, ReplaceStrategy
 from bitwright.graph.rewriting.rewrite import PassResult
 from bitwright.graph.rewriting.schedule import SCHEDULES, register_schedule

@@ -82,11 +82,6 @@ def _value_if_known(evaluate: ZerosEvaluator, node: fx.Node) -> Any:
     return value
 
 
-def module_of(node: object, model: nn.Module) -> nn.Module | None:
-    """The module that a node calls, if it calls one."""
-    return model.get_submodule(str(node.target)) if isinstance(node, fx.Node) and node.op == "call_module" else None
-
-
 def argument(node: fx.Node, position: int, name: str, default: Any = None) -> Any:
     """An argument of a call, given by position or by name."""
     return node.kwargs.get(name, node.args[position] if len(node.args) > position else default)

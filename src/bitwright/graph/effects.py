@@ -1,7 +1,8 @@
-"""What a node does besides giving a value: whether it writes into its input, and whether it can be left out."""
+"""What a node does besides giving a value: whether it writes into its input, draws random numbers, can be left out."""
 
 import functools
 import inspect
+import operator
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -12,18 +13,30 @@ from torch import fx, nn
 from bitwright.graph.capture.guards import is_guard
 from bitwright.graph.capture.proxy import IN_PLACE_OPERATORS, set_item
 from bitwright.graph.capture.tracer import store
+from bitwright.graph.facts import facts, has_facts
 from bitwright.graph.match.find import is_in_graph
+from bitwright.graph.names import attribute_of, module_of
+from bitwright.graph.walks import back_through, first_input
+from bitwright.torch_internals import has_hooks
 
-WRITERS = {*IN_PLACE_OPERATORS, set_item}
+WRITERS = {*IN_PLACE_OPERATORS, set_item, operator.delitem}
+# Methods of containers that change nothing; what those of other objects do is not known.
+_READERS = {"get", "keys", "values", "items", "copy", "count", "index"}
 # Functions from here have no effect but their value, as far as they do not write.
 _HOMES = ("torch", "_operator", "operator", "math", "builtins", "bitwright")
 _EFFECTS = (print, input, open, setattr, delattr, store)
+_RANDOM = ("rand", "normal", "bernoulli", "multinomial", "dropout", "gumbel", "poisson", "rrelu", "seed", "assert")
+_WITH_STATE = (
+    *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm),
+    *(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d, nn.RReLU, nn.RNNBase),
+    *(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout),
+)
 
 
 def writes(node: fx.Node, model: nn.Module) -> bool:
     """Whether a node writes into its input."""
     if node.op == "call_module":
-        return getattr(model.get_submodule(str(node.target)), "inplace", False) is True
+        return getattr(module_of(node, model), "inplace", False) is True
     if node.op == "call_method":
         return ends_in_one_underscore(str(node.target))
     if node.op != "call_function":
@@ -67,7 +80,13 @@ def has_effect(node: fx.Node, model: nn.Module) -> bool:
     """Whether a node is known to do more than give a value, or is where values come in or go out."""
     if node.op in ("placeholder", "output") or node.kwargs.get("out") is not None or is_guard(node):
         return True
-    return node.target in _EFFECTS or writes(node, model)
+    return node.target in _EFFECTS or _may_change_object(node) or writes(node, model)
+
+
+def _may_change_object(node: fx.Node) -> bool:
+    """Whether a node calls a method of a container or another object, which may change it."""
+    owner = first_input(node) if node.op == "call_method" and node.target not in _READERS else None
+    return owner is not None and has_facts(owner) and facts(owner).tensor is None and not facts(owner).plain
 
 
 def is_pure(node: fx.Node, model: nn.Module) -> bool:
@@ -77,6 +96,40 @@ def is_pure(node: fx.Node, model: nn.Module) -> bool:
     if node.op == "call_module":
         return _is_from(type(model.get_submodule(str(node.target))), ("torch.nn", "bitwright"))
     return node.op != "call_function" or _is_from(node.target, _HOMES)
+
+
+def only_computes(node: fx.Node, model: nn.Module) -> bool:
+    """Whether a node could be left out if nobody read its result, now and in training; in doubt it could not."""
+    if node.op == "get_attr":
+        return True
+    if facts(node).written or not is_pure(node, model):
+        return False
+    module = module_of(node, model)
+    if module is not None:
+        own = type(module).__module__.startswith("torch.nn.modules")
+        return own and not has_hooks(module) and not isinstance(module, _WITH_STATE)
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    return not any(word in name for word in _RANDOM)
+
+
+def written_attributes(model: fx.GraphModule) -> set[str]:
+    """The attributes that a graph reads and writes into, itself or by calling the module that has them."""
+    called = {str(node.target) for node in model.graph.nodes if node.op == "call_module"}
+    found: set[str] = set()
+    for node in model.graph.nodes:
+        if node.op == "get_attr" and _is_buffer_of(str(node.target), called, model):
+            found.add(str(node.target))
+        elif facts(node).written or node.target is store or writes(node, model):
+            *_, source = back_through(node, lambda _: True)
+            found.update([str(source.target)] if source.op == "get_attr" else [])
+    return found
+
+
+def _is_buffer_of(target: str, called: set[str], model: nn.Module) -> bool:
+    """Whether a buffer belongs to one of the modules that are called, which may write into it."""
+    parts = target.split(".")
+    within = any(".".join(parts[:i]) in called for i in range(1, len(parts)))
+    return within and not isinstance(attribute_of(model, target), nn.Parameter)
 
 
 def remove_unused(model: fx.GraphModule, nodes: Iterable[fx.Node], *, replaced: Iterable[fx.Node] = ()) -> None:

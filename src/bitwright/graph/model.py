@@ -54,11 +54,7 @@ class CapturedModel(fx.GraphModule):
         # Begin with an empty graph: GraphModule would copy every module it calls, one by one.
         model = _subclass(cls, users_class(root))(root, fx.Graph(), class_name=type(root).__name__)
         inputs = tuple(str(n.target) for n in graph.nodes if n.op == "placeholder")
-        for name, value in root.__dict__.items():
-            if name in MODULE_STATE or is_hooks(name):
-                model.__dict__[name] = value.copy()
-            elif name not in model.__dict__ and name != "forward" and not isinstance(value, Tensor):
-                model.__dict__[name] = value  # a number, a config: the user may ask for it
+        model._adopt(root)
         model.__dict__["_origin"] = _Origin(inputs, _defaults(root, inputs), tuple(root._modules))
         for target in {str(n.target) for n in graph.nodes if n.op == "get_attr"}:
             value = root.__dict__.get(target)
@@ -66,6 +62,14 @@ class CapturedModel(fx.GraphModule):
                 model.register_buffer(target, value, persistent=False)
         model.graph = graph
         return model
+
+    def _adopt(self, root: nn.Module) -> None:
+        """Have the state, the hooks and the attributes of a module: the user may ask for a number or a config."""
+        for name, value in root.__dict__.items():
+            if name in MODULE_STATE or is_hooks(name):
+                self.__dict__[name] = value.copy()
+            elif name not in self.__dict__ and name != "forward" and not isinstance(value, Tensor):
+                self.__dict__[name] = value
 
     def __init__(self, root: nn.Module, graph: fx.Graph, class_name: str = "CapturedModel") -> None:
         fx.GraphModule.__init__(self, root, graph, class_name)

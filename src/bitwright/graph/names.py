@@ -55,6 +55,11 @@ def qualified(path: str, name: str) -> str:
     return f"{path}.{name}" if path and name else path or name
 
 
+def module_of(node: object, model: nn.Module) -> nn.Module | None:
+    """The module that a node calls, if it calls one."""
+    return model.get_submodule(str(node.target)) if isinstance(node, fx.Node) and node.op == "call_module" else None
+
+
 def attribute_of(model: nn.Module, target: str) -> Any:
     """What a ``get_attr`` node reads."""
     owner, _, name = target.rpartition(".")

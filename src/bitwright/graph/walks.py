@@ -1,11 +1,14 @@
 """Walks through a graph: back to where values come from, on to who reads them, and all that a value depends on."""
 
 from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
 
 from torch import fx, nn
 
 from bitwright.graph.facts import facts
 from bitwright.nn.operators import Operator, operator_of, operator_of_module
+
+T = TypeVar("T")
 
 
 def first_input(node: fx.Node) -> fx.Node | None:
@@ -71,8 +74,8 @@ def needed_for(ends: Iterable[fx.Node], enters: Callable[[fx.Node], bool] = lamb
     return list(found)
 
 
-def reached_from(start: fx.Node, step: Callable[[fx.Node], Iterable[fx.Node]]) -> list[fx.Node]:
-    """Every node that can be reached from ``start`` by going where ``step`` leads, itself included."""
+def reached_from(start: T, step: Callable[[T], Iterable[T]]) -> list[T]:
+    """Everything that can be reached from ``start`` by going where ``step`` leads, itself included."""
     found, waiting = {start: None}, [start]
     while waiting:
         for node in step(waiting.pop()):

@@ -13,11 +13,10 @@ from torch import fx, nn
 from bitwright.backends import Backend
 from bitwright.errors import ConfigError
 from bitwright.graph import Capture, Leaf, PassResult, capture_model, check_attributes, read_switches, run_stage, runner
-from bitwright.graph.build import module_of
 from bitwright.graph.capture.gc_paused import gc_paused
 from bitwright.graph.capture.leaves import spell
 from bitwright.graph.facts import facts
-from bitwright.graph.names import node_name
+from bitwright.graph.names import module_of, node_name
 from bitwright.graph.rewriting.answers import answers_of
 from bitwright.graph.rewriting.schedule import Stage
 from bitwright.graph.rewriting.stage import Switches

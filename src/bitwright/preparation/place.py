@@ -10,7 +10,7 @@ from dataclasses import replace
 from torch import fx
 
 from bitwright.backends import Backend
-from bitwright.graph.build import module_of
+from bitwright.graph.names import module_of
 from bitwright.nn.mixins import QuantInputMixin
 from bitwright.preparation.decisions import Decision, Decisions, Verdict
 from bitwright.preparation.demand import Demand, Edge, Key

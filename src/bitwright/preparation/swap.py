@@ -10,8 +10,7 @@ from torch import fx, nn
 from bitwright.backends import Backend
 from bitwright.errors import ConfigError
 from bitwright.graph import Capture
-from bitwright.graph.build import module_of
-from bitwright.graph.names import add_internal, put_submodule
+from bitwright.graph.names import add_internal, module_of, put_submodule
 from bitwright.nn.layer import QuantLayer
 from bitwright.nn.mixins import QuantInputMixin, QuantMixin
 from bitwright.nn.operators import operator_of_module

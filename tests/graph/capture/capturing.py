@@ -74,3 +74,16 @@ class DataDependent(nn.Module):
         if x.mean() > 100:
             return x
         return self.single(self.inner(x))
+
+
+class Doubled(torch.autograd.Function):
+    """Twice its input, and a gradient of three."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 3

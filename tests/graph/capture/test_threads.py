@@ -16,6 +16,8 @@ from bitwright.graph.capture.proxy import ValueProxy
 from bitwright.torch_internals import find_attribute
 from tests.graph.capture.capturing import DataDependent, Net, image
 
+PATCHED = {**patches._RUN.wraps, **patches._RECORD.wraps}
+
 
 def noisy(self, x):
     """Sizes, new tensors, random numbers, and a branch by data further in."""
@@ -24,7 +26,7 @@ def noisy(self, x):
 
 
 def originals():
-    return [vars(owner)[name] for owner, name in map(find_attribute, patches._PATCHES)]
+    return [vars(owner)[name] for owner, name in map(find_attribute, PATCHED)]
 
 
 def test_threads_prepare_at_once():

@@ -21,9 +21,11 @@ def check_attributes(model: Any, wishes: Mapping[str, Iterable[str]]) -> None:
         if path not in modules:
             hint = suggest(path, [p for p in modules if p])
             raise UnknownNameError(f"preserve_attr names the module {path!r}, which the model has not{hint}")
-        kind = type(modules[path])
         for name in [names] if isinstance(names, str) else names:
-            if not hasattr(modules[path], name):
-                owner = f"the module {path!r}" if path else "the model"
-                hint = suggest(name, [n for n in dir(modules[path]) if not n.startswith("_")])
-                raise UnknownNameError(f"{owner} ({kind.__name__}) has no attribute {name!r} to preserve{hint}")
+            _check_attribute(modules[path], f"the module {path!r}" if path else "the model", name)
+
+
+def _check_attribute(module: nn.Module, owner: str, name: str) -> None:
+    if not hasattr(module, name):
+        hint = suggest(name, [n for n in dir(module) if not n.startswith("_")])
+        raise UnknownNameError(f"{owner} ({type(module).__name__}) has no attribute {name!r} to preserve{hint}")

@@ -2,6 +2,7 @@
 
 import copy
 from collections import OrderedDict
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -14,9 +15,12 @@ _SHARED = (bool, int, float, str, type(None), torch.dtype, torch.Size)
 
 def copy_model(model: nn.Module) -> tuple[nn.Module, dict[int, torch.Tensor]]:
     """Copy a model; also say, by the id of each tensor in the copy, which tensor it is a copy of."""
-    # What forward has computed and kept, as torch.nn.utils.weight_norm does, cannot be copied with its history.
-    kept = [v for m in model.modules() for v in m.__dict__.values() if isinstance(v, torch.Tensor) and not v.is_leaf]
-    memo: dict[int, Any] = {id(v): v.detach().clone() for v in kept}
+    memo: dict[int, Any] = {}
+    for module in model.modules():
+        for value in module.__dict__.values():
+            # What forward has computed and kept, as torch.nn.utils.weight_norm does, cannot be copied with its history.
+            if isinstance(value, torch.Tensor) and not value.is_leaf:
+                memo[id(value)] = value.detach().clone()
     plain = [module for module in model.modules() if _is_plain(type(module))]
     for module in plain:
         memo[id(module)] = module.__class__.__new__(module.__class__)
@@ -24,9 +28,14 @@ def copy_model(model: nn.Module) -> tuple[nn.Module, dict[int, torch.Tensor]]:
         state = {name: _copied(value, memo) for name, value in module.__dict__.items()}
         call_model(memo[id(module)].__setstate__, state)
     copied = call_model(copy.deepcopy, model, memo)
-    tensors = [t for m in model.modules() for t in (*m._buffers.values(), *m.__dict__.values())]
-    origin = {id(memo[id(t)]): t for t in tensors if isinstance(t, torch.Tensor) and id(t) in memo}
-    return copied, origin
+    return copied, {id(memo[id(t)]): t for t in _tensors(model) if id(t) in memo}
+
+
+def _tensors(model: nn.Module) -> Iterator[torch.Tensor]:
+    """The buffers of a model, and tensors that are plain attributes."""
+    for module in model.modules():
+        held = (*module._buffers.values(), *module.__dict__.values())
+        yield from (value for value in held if isinstance(value, torch.Tensor))
 
 
 def _is_plain(kind: type) -> bool:

@@ -61,13 +61,20 @@ def check_length(value: Any, captured: int, reader: str, where: str) -> None:
 
 
 @has_side_effect
+def check_keys(value: Any, captured: list[Any], reader: str, where: str) -> None:
+    """Refuse a dict with other keys, or keys in another order, than the one that was looped over."""
+    if list(value) != captured:
+        raise CaptureError(_other(list(value), captured, reader, where))
+
+
+@has_side_effect
 def check_text(value: Any, captured: Any, reader: str, where: str) -> None:
     """Warn if a size that was made part of a text has changed: most such texts are only for people."""
     if value != captured:
         _log.warning("%s", _other(value, captured, reader, where))
 
 
-_CHECKS = (check_input, check_value, check_truth, check_length, check_text)
+_CHECKS = (check_input, check_value, check_truth, check_length, check_keys, check_text)
 
 
 def is_guard(node: fx.Node) -> bool:

@@ -29,9 +29,11 @@ def is_single(module: nn.Module) -> bool:
 
 
 def first_calls(
-    module: nn.Module, names: list[str], inputs: Inputs, origin: Mapping[int, torch.Tensor]
+    module: nn.Module, names: list[str], inputs: Inputs | None, origin: Mapping[int, torch.Tensor]
 ) -> dict[str, Inputs]:
     """Run ``module`` and return, for each of its submodules ``names``, the arguments of its first call."""
+    if not names or inputs is None:
+        return {}
     seen: dict[str, Inputs] = {}
 
     def look_at(name: str) -> RemovableHandle:

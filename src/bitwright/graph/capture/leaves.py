@@ -1,6 +1,6 @@
 """Which modules stay whole: by name, by glob, or by class."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 
 from torch import nn
@@ -27,7 +27,12 @@ def find_leaves(model: nn.Module, wishes: Iterable[Leaf]) -> dict[str, str]:
         if not chosen:
             raise UnknownNameError(f"the leaf {text!r} is no module of the model{_hint(text, modules)}")
         found.update(dict.fromkeys(chosen, text))
-    return {p: w for p, w in found.items() if not any(p.startswith(f"{outer}.") for outer in found)}
+    return outermost(found)
+
+
+def outermost(paths: Mapping[str, str]) -> dict[str, str]:
+    """Without the paths that are inside another one."""
+    return {p: text for p, text in paths.items() if not any(p.startswith(f"{outer}.") for outer in paths)}
 
 
 def spell(wish: Leaf) -> str:

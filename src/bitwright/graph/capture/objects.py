@@ -10,6 +10,7 @@ from torch import fx
 
 from bitwright.graph.capture.failures import boundary
 from bitwright.graph.facts import facts
+from bitwright.graph.walks import back_through
 
 
 class ConstantObject:
@@ -48,16 +49,13 @@ def construction_of(item: Any) -> tuple[Callable[..., Any], tuple[Any, ...], dic
 
     Subclasses of dict are made by their class, dataclasses by their fields, other objects from their attributes.
     """
-    kind = type(item)
+    kind, state = type(item), vars_of(item)
     if dataclasses.is_dataclass(item):
-        fields = [f.name for f in dataclasses.fields(item)]
-        if all(f.init for f in dataclasses.fields(item)) and set(fields) >= vars(item).keys():
+        fields = {f.name: f.init for f in dataclasses.fields(item)}
+        if all(fields.values()) and fields.keys() >= state.keys():
             return kind, (), {name: getattr(item, name) for name in fields}
     if isinstance(item, dict) and kind is not dict:
-        if not vars_of(item):
-            return _BuildDict(kind, item), (dict(item),), {}
-        return RebuildObject(kind), (vars_of(item), dict(item)), {}
-    state = vars_of(item)
+        return (RebuildObject(kind), (state, dict(item)), {}) if state else (_BuildDict(kind, item), (dict(item),), {})
     return (RebuildObject(kind), (state,), {}) if state else None
 
 
@@ -81,23 +79,21 @@ def vars_of(item: Any) -> dict[str, Any]:
 
 
 def make_results_plain(graph: fx.Graph) -> None:
-    """Let a graph return only tensors, in dicts and sequences: exporters know no classes of the user."""
+    """Let a graph return only tensors, in dicts and sequences, and keep none: exporters know no objects."""
     output = next(iter(reversed(graph.nodes)))
     output.args = (_plain(output.args[0]),)
     for node in reversed(graph.nodes):
-        if not node.users and (_makes_object(node) or isinstance(node.target, ConstantObject)):
+        if not node.users and (_makes_object(node) or isinstance(node.target, ConstantObject) or _remembers(node)):
             graph.erase_node(node)
 
 
 def _plain(item: Any) -> Any:
     if isinstance(item, fx.Node) and _makes_object(item):
-        parts: list[Any] = [*item.args, item.kwargs]
-        item = {name: value for part in parts if part is not None for name, value in part.items()}
-    if type(item) in (tuple, list):
-        return type(item)(_plain(each) for each in item if _is_result(each))
+        parts: list[Any] = [part for part in (*item.args, item.kwargs) if part is not None]
+        item = {name: value for part in parts for name, value in part.items()}
     if isinstance(item, dict):
         return {name: _plain(value) for name, value in item.items() if _is_result(value)}
-    return item
+    return type(item)(map(_plain, filter(_is_result, item))) if isinstance(item, tuple | list) else item
 
 
 def _is_result(item: Any) -> bool:
@@ -105,6 +101,12 @@ def _is_result(item: Any) -> bool:
     if isinstance(item, fx.Node):
         return _makes_object(item) or not facts(item).plain
     return isinstance(item, tuple | list | dict)
+
+
+def _remembers(node: fx.Node) -> bool:
+    """Whether a node only puts something into a container that the model holds, or reads that."""
+    *_, source = back_through(node, lambda _: True)
+    return source.op == "get_attr" and facts(source).tensor is None and facts(source).written
 
 
 def _makes_object(node: fx.Node) -> bool:

@@ -4,13 +4,15 @@ To torch's C++ a proxy is not a tensor. So what would look into one there is rec
 tensors from sizes, ``torch.autograd.Function.apply``, functions compiled by TorchScript. ``isinstance`` answers for
 the value a proxy carries.
 
-The patches stand in the place of the originals while any thread captures, and change something only in threads that do.
-Each is optional: if this torch lacks what one replaces, that one alone is left out.
+They stand in the place of the originals while any thread records, and change something only in threads that do. Each
+is optional: if this torch lacks what one replaces, that one alone is left out.
 """
 
 import functools
 import logging
+import os
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -41,10 +43,10 @@ _Wrap = Callable[[Any], Any]
 
 
 class _Thread(threading.local):
-    """What this thread does: the tracer that records, and whether a capture is under way."""
+    """What this thread does: the tracer that records, and how many captures are under way."""
 
     tracer: Any = None
-    capturing = False
+    captures = 0
 
     def recording(self) -> Any:
         """The tracer, unless it is just computing the value of what it has recorded."""
@@ -52,63 +54,82 @@ class _Thread(threading.local):
 
 
 _thread = _Thread()
-_lock = threading.Lock()
-_captures = 0
-_undo: list[Callable[[], None]] = []
+
+
+class _Patches:
+    """Replacements that are in place as long as any thread needs them."""
+
+    def __init__(self, wraps: dict[str, _Wrap]) -> None:
+        self.wraps, self.needed, self.undo = wraps, 0, []
+        self.lock = threading.Lock()
+        os.register_at_fork(after_in_child=self._forget_threads)
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        self._count(1)
+        try:
+            yield
+        finally:
+            self._count(-1)
+
+    def _count(self, more: int) -> None:
+        with self.lock:
+            self.needed += more
+            if self.needed == 1 == more:
+                self._install()
+            elif not self.needed:
+                self._restore()
+
+    def _forget_threads(self) -> None:
+        """Start anew in a forked process: of all threads, only the one that forked goes on in it."""
+        self.lock = threading.Lock()
+        if self.needed and not _thread.captures:
+            self.needed = 0
+            self._restore()
+
+    def _install(self) -> None:
+        with _optional("torch.compile"):
+            if not settle_compiler():
+                self.undo.append(refresh_compiler)
+        for path, wrap in self.wraps.items():
+            with _optional(path):
+                found = find_attribute(path)
+                if found is None:
+                    raise AttributeError(f"torch {torch.__version__} has no {path}")
+                owner, name = found
+                own = vars(owner)[name]
+                setattr(owner, name, wrap(own))
+                self.undo.append(functools.partial(setattr, owner, name, own))
+
+    def _restore(self) -> None:
+        while self.undo:
+            with _optional("torch.compile"):
+                self.undo.pop()()
 
 
 @contextmanager
 def capturing() -> Iterator[None]:
-    """Put the patches in place, and let this thread compute attention as in training.
+    """Let this thread compute attention as in training.
 
     The fast path of attention for inference rounds in another way than the operations that are recorded.
     """
-    global _captures
-    with _lock:
-        _captures += 1
-        if _captures == 1:
-            _install()
-    before, _thread.capturing = _thread.capturing, True
-    try:
-        yield
-    finally:
-        _thread.capturing = before
-        with _lock:
-            _captures -= 1
-            if not _captures:
-                _restore()
+    with _RUN():
+        _thread.captures += 1
+        try:
+            yield
+        finally:
+            _thread.captures -= 1
 
 
 @contextmanager
 def recording(tracer: Any) -> Iterator[None]:
     """Let ``tracer`` see every call of a module, read of a parameter and new tensor of this thread."""
-    with capturing():
+    with capturing(), _RECORD():
         before, _thread.tracer = _thread.tracer, tracer
         try:
             yield
         finally:
             _thread.tracer = before
-
-
-def _install() -> None:
-    with _optional("torch.compile"):
-        if not settle_compiler():
-            _undo.append(refresh_compiler)
-    for path, wrap in _PATCHES.items():
-        with _optional(path):
-            found = find_attribute(path)
-            if found is None:
-                raise AttributeError(f"torch {torch.__version__} has no {path}")
-            owner, name = found
-            own = vars(owner)[name]
-            setattr(owner, name, wrap(own))
-            _undo.append(functools.partial(setattr, owner, name, own))
-
-
-def _restore() -> None:
-    while _undo:
-        with _optional("torch.compile"):
-            _undo.pop()()
 
 
 @contextmanager
@@ -140,7 +161,7 @@ def _module_getattr(own: Any) -> Any:
     @functools.wraps(own)
     def read(module: Any, name: str) -> Any:
         value = call_model(own, module, name)
-        if _thread.tracer is None or not isinstance(value, torch.Tensor):
+        if _thread.tracer is None or not isinstance(value, torch.Tensor | list | dict | set | deque):
             return value
         return _thread.tracer.read_attribute(module, name, value)
 
@@ -208,7 +229,7 @@ def _checkpoint_generator(own: Any) -> Any:
 
 
 def _fastpath_enabled(own: Any) -> Any:
-    return lambda: not _thread.capturing and own()
+    return lambda: not _thread.captures and own()
 
 
 def _is_instance(own: Any) -> Any:
@@ -232,18 +253,20 @@ def _factory(own: Any) -> Any:
     return make
 
 
-_PATCHES: dict[str, _Wrap] = {
-    "torch.nn.Module.__call__": _module_call,
-    "torch.nn.Module.__getattr__": _module_getattr,
-    "torch.nn.Module.__setattr__": _module_setattr,
-    "torch.autograd.Function.apply": _function_apply,
-    "torch.autocast.__enter__": _autocast_enter,
-    "torch.jit.ScriptFunction.__call__": _script_call,
-    "torch.backends.mha.get_fastpath_enabled": _fastpath_enabled,
-    NON_REENTRANT_CHECKPOINT: _checkpoint_generator,
-    **{f"torch.{name}": _factory for name in _FACTORIES},
-    "builtins.isinstance": _is_instance,
-}
+_RUN = _Patches({"torch.backends.mha.get_fastpath_enabled": _fastpath_enabled})
+_RECORD = _Patches(
+    {
+        "torch.nn.Module.__call__": _module_call,
+        "torch.nn.Module.__getattr__": _module_getattr,
+        "torch.nn.Module.__setattr__": _module_setattr,
+        "torch.autograd.Function.apply": _function_apply,
+        "torch.autocast.__enter__": _autocast_enter,
+        "torch.jit.ScriptFunction.__call__": _script_call,
+        NON_REENTRANT_CHECKPOINT: _checkpoint_generator,
+        **{f"torch.{name}": _factory for name in _FACTORIES},
+        "builtins.isinstance": _is_instance,
+    }
+)
 
 
 @boundary

@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 from bitwright.graph.capture.failures import Unhashable, boundary, call_model
-from bitwright.graph.capture.guards import check_length, check_text, check_truth, check_value
+from bitwright.graph.capture.guards import check_keys, check_length, check_text, check_truth, check_value
 
 # Attributes that depend on neither the data nor the size of a tensor.
 _CONSTANT = {"dtype", "layout", "ndim", "requires_grad", "is_cuda", "is_sparse", "is_quantized", "is_leaf", "names"}
@@ -75,26 +75,8 @@ class ValueProxy(fx.Proxy):
         self.tracer.guard(self, "if", check_truth, truth)
         return truth
 
-    def __int__(self) -> int:
-        return call_model(int, self._number("int()"))
-
-    def __float__(self) -> float:
-        return call_model(float, self._number("float()"))
-
-    def __complex__(self) -> complex:
-        return call_model(complex, self._number("complex()"))
-
     def __round__(self, digits: int | None = None) -> Any:
         return self._computed(round) if digits is None else self._computed(round, digits)
-
-    def __ceil__(self) -> Any:
-        return self._computed(math.ceil)
-
-    def __floor__(self) -> Any:
-        return self._computed(math.floor)
-
-    def __trunc__(self) -> Any:
-        return self._computed(math.trunc)
 
     def __divmod__(self, other: Any) -> tuple[Any, Any]:
         return self // other, self % other
@@ -102,17 +84,11 @@ class ValueProxy(fx.Proxy):
     def __rdivmod__(self, other: Any) -> tuple[Any, Any]:
         return other // self, other % self
 
-    def __abs__(self) -> Any:
-        return self._computed(operator.abs)
-
     def __format__(self, spec: str) -> str:
         return call_model(format, self._number("format()", check_text), spec)
 
     def __str__(self) -> str:
         return repr(self) if isinstance(value_of(self), torch.Tensor) else str(self._number("str()", check_text))
-
-    def __index__(self) -> int:
-        return call_model(operator.index, self._number("an index"))
 
     def __len__(self) -> int:
         value = self.__dict__["_value"]
@@ -124,7 +100,7 @@ class ValueProxy(fx.Proxy):
     def __iter__(self) -> Iterator[Any]:
         value = self.__dict__["_value"]
         if isinstance(value, dict):
-            return iter(value)
+            return iter(self._keys())
         if not hasattr(value, "__getitem__"):
             raise self.tracer.refuse(f"a loop over {type(value).__name__} ({self.node.name}) cannot be recorded")
         length = call_model(len, value)
@@ -136,12 +112,15 @@ class ValueProxy(fx.Proxy):
         return reversed(list(self))
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        self.tracer.create_proxy("call_function", set_item, (self, key, value), {})
+        self._computed(set_item, key, value)
+
+    def __delitem__(self, key: Any) -> None:
+        self._computed(operator.delitem, key)
 
     def __contains__(self, item: Any) -> bool:
         if isinstance(self.__dict__["_value"], torch.Tensor):
             raise self.tracer.refuse("`in` asks for the data of a tensor")
-        return call_model(operator.contains, self.__dict__["_value"], item)
+        return bool(self._computed(operator.contains, item))
 
     def __hash__(self) -> int:
         """A size may be looked up in a dict or set; but functions that keep results must not keep proxies."""
@@ -164,6 +143,11 @@ class ValueProxy(fx.Proxy):
     def __copy__(self) -> Any:
         return self
 
+    def _keys(self) -> list[Any]:
+        keys = list(self.__dict__["_value"])
+        self.tracer.guard(self, "the keys", check_keys, keys)
+        return keys
+
     def _computed(self, function: Callable[..., Any], *args: Any) -> Any:
         return self.tracer.create_proxy("call_function", function, (self, *args), {})
 
@@ -183,14 +167,18 @@ def _is_unpacked() -> bool:
 
 def _record_in_place(in_place: Callable[..., Any], plain: Callable[..., Any]) -> Callable[..., Any]:
     def record(self: ValueProxy, other: Any) -> Any:
-        written = isinstance(value_of(self), torch.Tensor)
-        return self.tracer.create_proxy("call_function", in_place if written else plain, (self, other), {})
+        written = hasattr(type(value_of(self)), f"__{in_place.__name__}__")  # a tensor or a container, but no number
+        return self._computed(in_place if written else plain, other)
 
     return record
 
 
 for _in_place, _plain in IN_PLACE_OPERATORS.items():
     setattr(ValueProxy, f"__{_in_place.__name__}__", _record_in_place(_in_place, _plain))
+for _function in (math.ceil, math.floor, math.trunc, operator.abs):
+    setattr(ValueProxy, f"__{_function.__name__}__", lambda self, function=_function: self._computed(function))
+for _kind, _reader in {int: "int()", float: "float()", complex: "complex()", operator.index: "an index"}.items():
+    setattr(ValueProxy, f"__{_kind.__name__}__", lambda self, k=_kind, r=_reader: call_model(k, self._number(r)))
 
 
 @boundary
@@ -207,19 +195,22 @@ class _Method:
         self.owner, self.name = owner, name
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        value = value_of(self.owner)
+        owner, name, value = self.owner, self.name, value_of(self.owner)
         if isinstance(value, torch.Tensor):
-            if self.name in _DATA_METHODS:
-                raise self.owner.tracer.refuse(f".{self.name}() asks for the data of a tensor ({self.owner.node.name})")
-            if self.name in _CONSTANT_METHODS and not args:
-                return call_model(getattr(value, self.name), **kwargs)
-        elif isinstance(value, dict) and self.name == "keys":
-            return value.keys()
-        elif isinstance(value, dict) and self.name == "items":
-            return [(key, self.owner[key]) for key in value]
-        elif isinstance(value, dict) and self.name == "values":
-            return [self.owner[key] for key in value]
-        return self.owner.tracer.create_proxy("call_method", self.name, (self.owner, *args), kwargs)
+            if name in _DATA_METHODS:
+                raise owner.tracer.refuse(f".{name}() asks for the data of a tensor ({owner.node.name})")
+            if name in _CONSTANT_METHODS and not args:
+                return call_model(getattr(value, name), **kwargs)
+        elif isinstance(value, dict) and name in _DICT_VIEWS:
+            return _DICT_VIEWS[name](owner)
+        return owner.tracer.create_proxy("call_method", name, (owner, *args), kwargs)
+
+
+_DICT_VIEWS: dict[str, Callable[[ValueProxy], list[Any]]] = {
+    "keys": lambda owner: owner._keys(),
+    "items": lambda owner: [(key, owner[key]) for key in owner._keys()],
+    "values": lambda owner: [owner[key] for key in owner._keys()],
+}
 
 
 def value_of(item: Any) -> Any:

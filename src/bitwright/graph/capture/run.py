@@ -23,10 +23,11 @@ from bitwright.graph.capture.gc_paused import gc_paused
 from bitwright.graph.capture.guards import Guard
 from bitwright.graph.capture.islands import first_calls, is_single, parts
 from bitwright.graph.capture.leaves import Leaf, find_leaves
-from bitwright.graph.capture.parity import first_deviation, same
+from bitwright.graph.capture.parity import first_deviation
 from bitwright.graph.capture.patches import capturing
 from bitwright.graph.capture.tracer import ValueTracer
 from bitwright.graph.capture.trial_run import trial_run
+from bitwright.graph.differences import difference
 from bitwright.graph.facts import set_facts
 from bitwright.graph.inputs import Inputs, bind_inputs, caller
 from bitwright.graph.model import CapturedModel
@@ -99,17 +100,20 @@ class _Capturing:
     def __init__(self, model: nn.Module, inputs: Inputs, leaves: dict[str, str], fixed: frozenset[str]) -> None:
         self.model, self.inputs, self.leaves, self.fixed = model, inputs, leaves, fixed
         self.known_islands: dict[str, str] = {}
+        self.filled: dict[str, str] = {}  # attributes that are containers, and hold other things after a call
         self.origin: dict[int, torch.Tensor] = {}  # by the id of a tensor in the copy: the one it is a copy of
         self.result = Capture(model)
 
     def run(self) -> Capture:
         root = self._fresh()
         with trial_run(root, self.origin) as record:
-            expected = [_first_run(root, copy.deepcopy(self.inputs))]
-        stateful = [path for path, module in root.named_modules() if module in record.changed]
+            expected = [self._first_run(root)]
+        paths = {module: path for path, module in root.named_modules()}
+        stateful = [path for module, path in paths.items() if module in record.changed]
+        self.filled = {_join(paths[module], name): "" for module, name in record.filled}
         if stateful:  # then what the second call gives says whether the state matters
             with trial_run(root, self.origin):
-                expected = [_call(root, self.inputs) for _ in range(2)]
+                expected = [self._call(root, self.inputs) for _ in range(2)]
         reason = self._attempt(root, expected)
         if reason and stateful:
             self.known_islands = dict.fromkeys(stateful, "it keeps state from call to call")
@@ -122,6 +126,21 @@ class _Capturing:
                     f"inputs, even where it runs as written; at first: {reason}"
                 )
         return self.result
+
+    def _first_run(self, root: nn.Module) -> Any:
+        try:
+            return self._call(root, self.inputs)
+        except Exception as error:
+            raise ConfigError(
+                f"{type(root).__name__} does not take the example inputs {self.inputs}: {type(error).__name__}: {error}"
+            ) from error
+
+    def _call(self, model: nn.Module, inputs: Inputs) -> Any:
+        """What a model returns, and its arguments, as it may write into them."""
+        values = call_model(copy.deepcopy, inputs)
+        result = call_model(model, *values.args, **values.kwargs)
+        named = bind_inputs(model, values.args, values.kwargs)
+        return result, {name: value for name, value in named.items() if name not in self.fixed}
 
     def _fresh(self) -> nn.Module:
         try:
@@ -154,8 +173,8 @@ class _Capturing:
             taken = {str(n.target) for n in result.regions[""].graph.nodes if n.op == "placeholder"}
             result.example = self.inputs.without(self.model, self.fixed - taken)
         with trial_run(result.model, self.origin):
-            got = [_call(result.model, result.example) for _ in expected]
-        return same(got, expected)
+            got = [self._call(result.model, result.example) for _ in expected]
+        return not difference(got, expected)
 
     def _capture_module(self, module: nn.Module, path: str, inputs: Inputs) -> None:
         """Capture one module, or make it an island."""
@@ -170,14 +189,13 @@ class _Capturing:
             return
         self.result.guards += tracer.guards.values()
         self._put(path, graph_model)
-        called = {str(n.target): n for n in tracer.graph.nodes if n.op == "call_module"}
-        for node in tracer.graph.nodes:
-            if node.op == "call_module" and str(node.target) in whole:
-                set_facts(node, leaf=whole[str(node.target)])
-        reached = [name for name in called if name in islands]
-        calls = first_calls(module, reached, inputs, self.origin) if reached else {}
+        calls = [node for node in tracer.graph.nodes if node.op == "call_module"]
+        for node in [n for n in calls if n.target in whole]:
+            set_facts(node, leaf=whole[str(node.target)])
+        reached = [name for name in dict.fromkeys(str(node.target) for node in calls) if name in islands]
+        given = first_calls(module, reached, inputs, self.origin)
         for name in reached:
-            self._make_island(module.get_submodule(name), _join(path, name), islands[name], calls.get(name))
+            self._make_island(module.get_submodule(name), _join(path, name), islands[name], given.get(name))
 
     def _trace(
         self, module: nn.Module, path: str, inputs: Inputs, islands: dict[str, str], whole: dict[str, str]
@@ -187,7 +205,7 @@ class _Capturing:
         call = caller(module, inputs.args, inputs.kwargs)
         record_all = False
         while True:
-            tracer = ValueTracer({**islands, **whole}, record_all)
+            tracer = ValueTracer({**islands, **whole}, record_all, _inside(self.filled, path))
             values = call_model(copy.deepcopy, bind_inputs(module, inputs.args, inputs.kwargs))
             try:
                 with trial_run(module, self.origin):
@@ -208,17 +226,15 @@ class _Capturing:
         _log.info("%s runs as written (%s); its parts are captured on their own", path or "the model", reason)
         children = {name: part for name, part in parts(module) if _join(path, name) not in self.leaves}
         inner = [name for name, part in children.items() if not is_single(part)]
-        calls = first_calls(module, inner, inputs, self.origin) if inner and inputs is not None else {}
-        for name, part in children.items():
+        self.result.loose += [_join(path, name) for name in children if name not in inner]
+        calls = first_calls(module, inner, inputs, self.origin)
+        for name in inner:
             place = _join(path, name)
-            if name not in inner:
-                self.result.loose.append(place)
-            elif place in self.known_islands:
-                self._make_island(part, place, self.known_islands[place], calls.get(name))
-            elif name in calls:
-                self._capture_module(part, place, calls[name])
+            if place not in self.known_islands and name in calls:
+                self._capture_module(children[name], place, calls[name])
             else:
-                self._make_island(part, place, "not called by itself on the example inputs", None)
+                reason = self.known_islands.get(place, "not called by itself on the example inputs")
+                self._make_island(children[name], place, reason, calls.get(name))
 
     def _module_by_module(self, root: nn.Module, reason: str) -> Capture:
         """The last resort: the whole model runs as written, and its layers are swapped one by one."""
@@ -245,20 +261,6 @@ def _with_fixed(model: nn.Module, inputs: Inputs, fixed: Mapping[str, Any]) -> I
         if name not in known:
             raise UnknownNameError(f"{type(model).__name__}.forward has no argument {name!r}{suggest(name, known)}")
     return inputs.with_values(model, fixed)
-
-
-def _first_run(root: nn.Module, inputs: Inputs) -> Any:
-    try:
-        return root(*inputs.args, **inputs.kwargs)
-    except Exception as error:
-        raise ConfigError(
-            f"{type(root).__name__} does not take the example inputs {inputs}: {type(error).__name__}: {error}"
-        ) from error
-
-
-def _call(model: nn.Module, inputs: Inputs) -> Any:
-    values = call_model(copy.deepcopy, inputs)
-    return call_model(model, *values.args, **values.kwargs)
 
 
 def _inside(paths: Mapping[str, str], prefix: str) -> dict[str, str]:

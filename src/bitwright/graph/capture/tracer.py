@@ -21,6 +21,8 @@ from bitwright.nn.registry import is_custom, qmodule_for
 from bitwright.quantizer import TensorQuantizer
 from bitwright.torch_internals import has_side_effect, version_of
 
+_CONTAINERS = (slice, tuple, list, range)
+_MAY_GIVE_NONE = ("get", "pop", getattr, operator.getitem)  # or something else, with other inputs
 # Torch's own composite modules that are traced into; all other torch.nn modules are leaves.
 _COMPOSITES = (
     nn.Sequential,
@@ -35,9 +37,10 @@ _COMPOSITES = (
 class ValueTracer(fx.Tracer):
     """An fx tracer whose proxies carry values, and which knows in which module it failed."""
 
-    def __init__(self, leaves: Mapping[str, str], record_all: bool = False) -> None:
+    def __init__(self, leaves: Mapping[str, str], record_all: bool = False, filled: Collection[str] = ()) -> None:
         super().__init__()
         self.leaves = leaves
+        self.filled = filled  # attributes that are containers, and that forward changes
         self.record_all = record_all  # also tensors that are made from plain numbers
         self.guards: dict[tuple[fx.Node, str], Guard] = {}
         self.failed_in: str | None = None
@@ -59,18 +62,7 @@ class ValueTracer(fx.Tracer):
         """Record ``call(root.forward, proxies of inputs)``; inputs that are ``fixed`` are part of the program."""
         self.root = root
         self.graph = fx.Graph()
-        self._modules = dict(root.named_modules())
-        self._paths = {module: name for name, module in self._modules.items()}
-        self.tensor_attrs = {}
-        for module, path in self._paths.items():
-            if isinstance(module, torch.jit.ScriptModule):
-                continue
-            for name, value in (*module._parameters.items(), *module._buffers.items()):
-                self._names.setdefault(id(value), f"{path}.{name}".lstrip("."))
-            self._buffers.update(f"{path}.{name}".lstrip(".") for name in module._buffers)
-            for name, value in [(n, v) for n, v in module.__dict__.items() if isinstance(v, torch.Tensor)]:
-                self.tensor_attrs[value] = f"{path}.{name}".lstrip(".")
-                module._buffers[name] = module.__dict__.pop(name)  # until the end of the trial run: reads are seen
+        self._look_at_modules()
         self._inputs = dict(inputs)
         with recording(self), torch.enable_grad():
             proxies = {name: self._placeholder(name, value, fixed) for name, value in inputs.items()}
@@ -83,6 +75,25 @@ class ValueTracer(fx.Tracer):
             self.create_node("output", "output", (arg,), {}, type_expr=None)
         stop_gradients(self.graph)
         return self.graph
+
+    def _look_at_modules(self) -> None:
+        """Know every tensor of the model by its name; those that are plain attributes are buffers for a while."""
+        self._modules = dict(self.root.named_modules())
+        self._paths = {module: name for name, module in self._modules.items()}
+        self.tensor_attrs = {}
+        for module, path in self._paths.items():
+            if isinstance(module, torch.jit.ScriptModule):
+                continue
+            start = f"{path}." if path else ""
+            for name, value in (*module._parameters.items(), *module._buffers.items()):
+                self._names.setdefault(id(value), start + name)
+            self._buffers.update(start + name for name in module._buffers)
+            for name, value in list(module.__dict__.items()):
+                if isinstance(value, torch.Tensor):
+                    self.tensor_attrs[value] = start + name
+                elif start + name not in self.filled:
+                    continue
+                module._buffers[name] = module.__dict__.pop(name)  # until the end of the trial run: reads are seen
 
     def _placeholder(self, name: str, value: Any, fixed: Collection[str]) -> Any:
         plain = value is None or isinstance(value, bool | int | float | str)
@@ -130,9 +141,11 @@ class ValueTracer(fx.Tracer):
         memory = self._memory[node] = _memory(value)
         shares = tuple(n for n in node.all_input_nodes if memory & self._memory.get(n, _NOTHING))
         set_value(node, value, scope=self._scope[-1], grad=torch.is_grad_enabled(), shares=shares)
-        if value is None:
-            return None
         proxy = ValueProxy(node, self, value)
+        if value is None:
+            if target in _MAY_GIVE_NONE:
+                self.guard(proxy, "what was read", check_value, None)
+            return None
         if type(value) is str:  # Python wants real text almost everywhere
             self.guard(proxy, "the text", check_value, value)
             return value
@@ -149,17 +162,7 @@ class ValueTracer(fx.Tracer):
             return a
         if isinstance(a, torch.Tensor):
             return self._constant(a)
-        if isinstance(a, nn.Module) and a in self._paths:
-            arg: Any = self.create_node("get_attr", self._paths[a], (), {})
-        elif isinstance(a, slice | tuple | list | range) or kind is dict:
-            arg = self._container(a)
-        elif isinstance(a, enum.Enum) or not holds_proxy(a):
-            arg = self.create_node("call_function", ConstantObject(a), (), {})
-        elif isinstance(a, nn.Module) or self.evaluating or (how := construction_of(a)) is None:
-            raise self.refuse(f"a {kind.__qualname__} that holds tensors cannot be recorded")
-        else:
-            function, args, kwargs = how
-            arg = self.create_node("call_function", function, self.create_arg(args), self.create_arg(kwargs))
+        arg = self._container(a) if isinstance(a, _CONTAINERS) or kind is dict else self._object(a)
         if type(arg) is fx.Node and not has_facts(arg):
             set_facts(arg, plain=True)
         return arg
@@ -169,6 +172,17 @@ class ValueTracer(fx.Tracer):
             return super().create_arg(a)
         except (NotImplementedError, RuntimeError) as error:  # what fx refuses, such as a dict with proxies as keys
             raise self.refuse(f"a {type(a).__qualname__} cannot be recorded ({error})") from error
+
+    def _object(self, a: Any) -> fx.Node:
+        if isinstance(a, nn.Module) and a in self._paths:
+            return self.create_node("get_attr", self._paths[a], (), {})
+        if isinstance(a, enum.Enum) or not holds_proxy(a):
+            return self.create_node("call_function", ConstantObject(a), (), {})
+        how = None if isinstance(a, nn.Module) or self.evaluating else construction_of(a)
+        if how is None:
+            raise self.refuse(f"a {type(a).__qualname__} that holds tensors cannot be recorded")
+        function, args, kwargs = how
+        return self.create_node("call_function", function, self.create_arg(args), self.create_arg(kwargs))
 
     def _constant(self, value: torch.Tensor) -> fx.Node:
         if value.grad_fn is not None:
@@ -257,13 +271,15 @@ class ValueTracer(fx.Tracer):
         set_facts(node, plain=True, scope=self._scope[-1])
 
     def read_attribute(self, module: nn.Module, name: str, value: Any) -> Any:
-        """A proxy for a parameter or buffer."""
+        """A proxy for a parameter, a buffer, or a container that forward changes."""
         if self.evaluating or module not in self._paths or type(value) is ValueProxy:
             return value
         path = self._paths[module]
         target = f"{path}.{name}" if path else name
         if target not in self._attributes:
-            self._attributes[target] = self.create_proxy("get_attr", target, (), {})
+            proxy = self._attributes[target] = self.create_proxy("get_attr", target, (), {})
+            if target in self.filled:
+                set_facts(proxy.node, written=True)
         return self._attributes[target]
 
     def write_attribute(self, module: nn.Module, name: str, value: ValueProxy) -> None:
@@ -298,18 +314,20 @@ def stop_gradients(graph: fx.Graph) -> None:
             for user in node.users:
                 if user.target is operator.getitem:
                     set_facts(user, grad=False)
-            continue
-        if not info.dtype.is_floating_point:
-            continue
-        outside = [user for user in node.users if facts(user).grad]
-        if outside:
-            with graph.inserting_after(node):
-                detached = graph.call_method("detach", (node,))
-            copy_facts(node, detached)
-            set_facts(detached, grad=True, shares=(node,))
-            for user in outside:
-                user.replace_input_with(node, detached)
-                set_facts(user, shares=tuple(detached if n is node else n for n in facts(user).shares))
+        elif info.dtype.is_floating_point and any(facts(user).grad for user in node.users):
+            _detach(node)
+
+
+def _detach(node: fx.Node) -> None:
+    """Let those who read a node outside of its ``no_grad`` block read it detached."""
+    outside = [user for user in node.users if facts(user).grad]
+    with node.graph.inserting_after(node):
+        detached = node.graph.call_method("detach", (node,))
+    copy_facts(node, detached)
+    set_facts(detached, grad=True, shares=(node,))
+    for user in outside:
+        user.replace_input_with(node, detached)
+        set_facts(user, shares=tuple(detached if n is node else n for n in facts(user).shares))
 
 
 def _is_fixed(value: Any, named: bool) -> bool:

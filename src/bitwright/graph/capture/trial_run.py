@@ -23,9 +23,15 @@ _random = threading.RLock()  # torch has one generator for all threads
 
 @dataclass
 class TrialRun:
-    """What a run did to a model's state, known once it is over."""
+    """What a run did to a model's state, known once it is over.
+
+    Attributes:
+        changed: the modules whose state is another one.
+        filled: which of their attributes are lists, dicts and the like that hold other things.
+    """
 
     changed: set[nn.Module] = field(default_factory=set)
+    filled: set[tuple[nn.Module, str]] = field(default_factory=set)
 
 
 @contextmanager
@@ -45,7 +51,11 @@ def trial_run(model: nn.Module, origin: Mapping[int, torch.Tensor] | None = None
         try:
             yield record
         finally:
-            record.changed = {state.module for state in states if state.restore()}
+            for state in states:
+                changed, names = state.restore()
+                record.filled.update((state.module, name) for name in names)
+                if changed or names:
+                    record.changed.add(state.module)
 
 
 class _State:
@@ -58,14 +68,13 @@ class _State:
         self.attributes = attributes = module.__dict__.copy()
         self.inner = [attributes[kind].copy() for kind in _KINDS]
         self.ids = _ids(attributes)
-        own = [v for n, v in attributes.items() if type(v) in _CONTAINERS and n not in _OWN]
-        self.containers = [pair for value in own for pair in _snapshot(value)]
-        values = [*attributes["_buffers"].values(), *attributes.values()]
-        tensors = [t for t in values if isinstance(t, torch.Tensor)]
-        self.tensors = [(t, _place(t), origin[id(t)] if id(t) in origin else t.clone()) for t in tensors]
+        own = {n: v for n, v in attributes.items() if type(v) in _CONTAINERS and n not in _OWN}
+        self.containers = [(name, *pair) for name, value in own.items() for pair in _snapshot(value)]
+        held = filter(torch.is_tensor, (*attributes["_buffers"].values(), *attributes.values()))
+        self.tensors = [(t, _place(t), origin[id(t)] if id(t) in origin else t.clone()) for t in held]
 
-    def restore(self) -> bool:
-        """Put everything back; say whether something had changed."""
+    def restore(self) -> tuple[bool, set[str]]:
+        """Put everything back; say whether attributes or tensors had changed, and which containers had."""
         changed = False
         now = self.module.__dict__
         if _ids(now) != self.ids:
@@ -73,13 +82,12 @@ class _State:
             now.clear()
             now.update(self.attributes)
             now.update(zip(_KINDS, self.inner, strict=True))
-        for container, held in self.containers:
-            changed |= _restore(container, held)
+        filled = {name for name, container, held in self.containers if _restore(container, held)}
         for tensor, place, value in self.tensors:
             if _place(tensor) != place:
                 changed = True
                 tensor.data = value.detach().clone()
-        return changed
+        return changed, filled
 
 
 def _ids(attributes: dict[str, Any]) -> list[int]:

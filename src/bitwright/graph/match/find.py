@@ -181,10 +181,8 @@ class _Search:
     def _passes(self, reader: MatcherNode, node: fx.Node) -> bool:
         if reader.through == ():
             return False
-        try:
-            return reader.lets_through(node, self.index.kind(node), self.index.instance(node))
-        except Exception as error:
-            raise _told(error, f"the through of {reader.name!r}", node) from error
+        what = f"the through of {reader.name!r}"
+        return _asked(what, [node], reader.lets_through, node, self.index.kind(node), self.index.instance(node))
 
     def _fits(self, name: str, node: fx.Node, chosen: dict[str, fx.Node]) -> bool:
         """Whether a node is of the kind wanted, is not taken, and stands with those chosen as the pattern says."""
@@ -219,18 +217,13 @@ class _Search:
         if checker is None:
             return True
         if (name, node) not in self.verdicts:
-            try:
-                self.verdicts[name, node] = _verdict(checker(node, self.index.instance(node)))
-            except Exception as error:
-                raise _told(error, f"the checker of {name!r}", node) from error
+            said = _asked(f"the checker of {name!r}", [node], checker, node, self.index.instance(node))
+            self.verdicts[name, node] = _verdict(said)
         return self.verdicts[name, node]
 
     def _ask_joint(self, checker: JointChecker, chosen: dict[str, fx.Node], modules: dict[str, Any]) -> Any:
-        try:
-            return checker.check(chosen, modules)
-        except Exception as error:
-            what = f"the joint checker of {', '.join(map(repr, checker.names))}"
-            raise _told(error, what, *(chosen[name] for name in checker.names)) from error
+        what = f"the joint checker of {', '.join(map(repr, checker.names))}"
+        return _asked(what, [chosen[name] for name in checker.names], checker.check, chosen, modules)
 
     def _complete(self, chosen: dict[str, fx.Node], reasons: tuple[str, ...]) -> Match:
         nodes = {name: chosen[name] for name in self.pattern.by_name}
@@ -257,10 +250,13 @@ def _readers_outside(node: fx.Node, inside: set[fx.Node]) -> str | None:
     return f"{node_name(node)} is also read by {', '.join(strangers)}" if strangers else None
 
 
-def _told(error: Exception, what: str, *nodes: fx.Node) -> ScheduleError:
-    """An error that names the place where what the pattern's author wrote fails."""
-    where = ", ".join(map(node_name, nodes))
-    return ScheduleError(f"{what}, at {where}, failed: {type(error).__name__}: {error}")
+def _asked(what: str, nodes: list[fx.Node], function: Callable[..., Any], *args: Any) -> Any:
+    """Ask what the pattern's author wrote; if it fails, name it and the place."""
+    try:
+        return function(*args)
+    except Exception as error:
+        where = ", ".join(map(node_name, nodes))
+        raise ScheduleError(f"{what}, at {where}, failed: {type(error).__name__}: {error}") from error
 
 
 def is_in_graph(node: fx.Node) -> bool:

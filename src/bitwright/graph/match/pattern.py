@@ -1,5 +1,6 @@
 """Pattern: MatcherNodes and joint checkers that belong together, checked to be sound before they are searched for."""
 
+import graphlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -95,12 +96,11 @@ class Pattern:
                 raise ConfigError(f"a joint checker names {name!r}, not a node of the pattern{suggest(name, names)}")
 
     def _check_acyclic(self) -> None:
-        waiting = {node.name: node.named for node in self.nodes}
-        while ready := [name for name, inputs in waiting.items() if not inputs & waiting.keys()]:
-            for name in ready:
-                del waiting[name]
-        if waiting:
-            raise ConfigError(f"the pattern's nodes go round in a circle: {', '.join(map(repr, waiting))}")
+        try:
+            graphlib.TopologicalSorter({node.name: node.named for node in self.nodes}).prepare()
+        except graphlib.CycleError as error:
+            circle = ", ".join(map(repr, sorted(set(error.args[1]))))
+            raise ConfigError(f"the pattern's nodes go round in a circle: {circle}") from error
 
     def _check_connected(self) -> None:
         blocks: list[set[str]] = []

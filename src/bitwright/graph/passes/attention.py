@@ -8,63 +8,34 @@ The nodes compute what ``F.multi_head_attention_forward`` does, in its order, ov
 
 import math
 import operator
-from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import fx, nn
+from torch import fx
 
 from bitwright.graph.build import NodeBuilder
 from bitwright.graph.facts import dtype_of, is_floating, shape_of
 from bitwright.nn.attention_parts import add_mask
 
 
-@dataclass
-class Attention:
-    """One call of multi-head attention: its tensors are nodes; see ``nn.MultiheadAttention`` for what they mean.
-
-    Args:
-        in_weight: the packed projection, or None where there are ``separate_weights`` for query, key and value.
-        dropout: the module that drops attention weights while training, if they are dropped.
-        explicit: write the products out, instead of calling ``scaled_dot_product_attention``.
-    """
-
-    query: fx.Node
-    key: fx.Node
-    value: fx.Node
-    heads: int
-    in_weight: fx.Node | None
-    separate_weights: tuple[fx.Node, fx.Node, fx.Node] | None
-    in_bias: fx.Node | None
-    out_weight: fx.Node
-    out_bias: fx.Node | None
-    bias_k: fx.Node | None = None
-    bias_v: fx.Node | None = None
-    add_zero_attn: bool = False
-    batch_first: bool = False
-    key_padding_mask: fx.Node | None = None
-    attn_mask: fx.Node | None = None
-    need_weights: bool = True
-    average_weights: bool = True
-    is_causal: bool = False
-    dropout: nn.Module | None = None
-    explicit: bool = True
-
-    @property
-    def embedding(self) -> int:
-        """The size of queries."""
-        return (shape_of(self.query) or (0,))[-1]
-
-
 class AttentionBuilder:
     """Writes one call of attention into the graph.
 
     Sizes in comments: L queries, S keys, N sequences, H heads, D values per head, E = H·D.
+
+    Args:
+        build: adds the nodes.
+        given: the arguments of ``F.multi_head_attention_forward`` by name, tensors as nodes; also ``batch_first``,
+            ``dropout``, the module that drops attention weights while training, if one does, and ``explicit``: write
+            the products out, instead of calling ``scaled_dot_product_attention``.
     """
 
-    def __init__(self, build: NodeBuilder, call: Attention) -> None:
-        self.build, self.call = build, call
-        self.batched = len(shape_of(call.query) or ()) == 3
+    def __init__(self, build: NodeBuilder, given: dict[str, Any]) -> None:
+        self.build, self.call = build, SimpleNamespace(**given)
+        shape = shape_of(self.call.query) or (0,)
+        self.batched, self.embedding = len(shape) == 3, shape[-1]
 
     def write(self) -> tuple[fx.Node, fx.Node | None]:
         """Add the nodes; return the result and the attention weights, if they are needed."""
@@ -79,7 +50,9 @@ class AttentionBuilder:
             joined, weights = self._products(q, k, v, self._mask())
         else:
             joined = self._fused(q, k, v, self._mask())
-        out = self.build.function(F.linear, joined, call.out_weight, call.out_bias, name=self._name("out_proj"))
+        out = self.build.function(
+            F.linear, joined, call.out_proj_weight, call.out_proj_bias, name=self._name("out_proj")
+        )
         return self._given_back(out), self._returned(weights) if call.need_weights else None
 
     @property
@@ -97,39 +70,32 @@ class AttentionBuilder:
             mask, padding = (self._one_more(m) if more else m for m in (mask, padding))
         return self._merged(mask, padding)
 
-    def _laid_out(self) -> tuple[fx.Node, fx.Node, fx.Node]:
+    def _laid_out(self) -> list[fx.Node]:
         """Query, key and value with the sequence first; of a batch, what was one tensor stays one."""
-        tensors = (self.call.query, self.call.key, self.call.value)
+        tensors = [self.call.query, self.call.key, self.call.value]
         if not self.batched:  # three tensors in any case, so torch projects each of them on its own
-            query, key, value = (self.build.method("unsqueeze", tensor, 1) for tensor in tensors)
-            return query, key, value
+            return [self.build.method("unsqueeze", tensor, 1) for tensor in tensors]
         if not self.call.batch_first:
             return tensors
         made = {tensor: self.build.method("transpose", tensor, 1, 0) for tensor in dict.fromkeys(tensors)}
-        return made[tensors[0]], made[tensors[1]], made[tensors[2]]
+        return [made[tensor] for tensor in tensors]
 
-    def _projected(self, query: fx.Node, key: fx.Node, value: fx.Node) -> tuple[fx.Node, fx.Node, fx.Node]:
-        call, size = self.call, self.call.embedding
-        if call.separate_weights is not None:
-            weights, biases = call.separate_weights, self._cut(call.in_bias, [size] * 3)
-            q, k, v = (self._linear(*part) for part in zip((query, key, value), weights, biases, "qkv", strict=True))
-            return q, k, v
-        if query is key and key is value:
-            packed = self._linear(query, call.in_weight, call.in_bias, "in")
-            q, k, v = self._cut(packed, [size] * 3, -1)
-            return q, k, v  # pyrefly: ignore
-        if key is value:
-            (w_q, w_kv), (b_q, b_kv) = (self._cut(t, [size, 2 * size]) for t in (call.in_weight, call.in_bias))
-            k, v = self._cut(self._linear(key, w_kv, b_kv, "kv"), [size] * 2, -1)
-            return self._linear(query, w_q, b_q, "q"), k, v  # pyrefly: ignore
-        weights, biases = (self._cut(t, [size] * 3) for t in (call.in_weight, call.in_bias))
-        q, k, v = (self._linear(*part) for part in zip((query, key, value), weights, biases, "qkv", strict=True))
-        return q, k, v
+    def _projected(self, query: fx.Node, key: fx.Node, value: fx.Node) -> list[Any]:
+        call, size = self.call, self.embedding
+        weight, bias, apart = call.in_proj_weight, call.in_proj_bias, call.use_separate_proj_weight
+        if not apart and query is key and key is value:
+            return self._cut(self._linear(query, weight, bias, "in"), [size] * 3, -1)
+        if not apart and key is value:
+            (w_q, w_kv), (b_q, b_kv) = (self._cut(t, [size, 2 * size]) for t in (weight, bias))
+            return [self._linear(query, w_q, b_q, "q"), *self._cut(self._linear(key, w_kv, b_kv, "kv"), [size] * 2, -1)]
+        own = [call.q_proj_weight, call.k_proj_weight, call.v_proj_weight]
+        weights, biases = own if apart else self._cut(weight, [size] * 3), self._cut(bias, [size] * 3)
+        return [self._linear(*part) for part in zip((query, key, value), weights, biases, "qkv", strict=True)]
 
     def _linear(self, x: fx.Node, weight: fx.Node | None, bias: fx.Node | None, part: str) -> fx.Node:
         return self.build.function(F.linear, x, weight, bias, name=self._name(f"{part}_proj"))
 
-    def _cut(self, tensor: fx.Node | None, sizes: list[int], dimension: int = 0) -> list[fx.Node | None]:
+    def _cut(self, tensor: fx.Node | None, sizes: list[int], dimension: int = 0) -> list[Any]:
         starts = [sum(sizes[:i]) for i in range(len(sizes))]
         if tensor is None:
             return [None] * len(sizes)
@@ -138,8 +104,8 @@ class AttentionBuilder:
 
     def _heads(self, x: fx.Node) -> fx.Node:
         """From (L, N, E) to (N·H, L, D)."""
-        size = self.call.embedding // self.call.heads
-        apart = self.build.method("unflatten", x, -1, (self.call.heads, size))
+        size = self.embedding // self.call.num_heads
+        apart = self.build.method("unflatten", x, -1, (self.call.num_heads, size))
         return self.build.method("transpose", self.build.method("flatten", apart, 1, 2), 0, 1)
 
     def _with_bias(self, x: fx.Node, bias: fx.Node) -> fx.Node:
@@ -160,15 +126,15 @@ class AttentionBuilder:
 
     def _merged(self, mask: fx.Node | None, padding: fx.Node | None) -> fx.Node | None:
         if mask is not None and len(shape_of(mask) or ()) == 3:
-            mask = self.build.method("unflatten", mask, 0, (-1, self.call.heads))
+            mask = self.build.method("unflatten", mask, 0, (-1, self.call.num_heads))
         if padding is None:
             return mask
         padding = self.build.method("unsqueeze", self.build.method("unsqueeze", padding, 1), 1)  # (N, 1, 1, S)
         return padding if mask is None else self.build.function(add_mask, mask, padding)
 
     def _products(self, q: fx.Node, k: fx.Node, v: fx.Node, mask: fx.Node | None) -> tuple[fx.Node, fx.Node]:
-        build, heads = self.build, self.call.heads
-        scale = math.sqrt(1.0 / (self.call.embedding // heads))
+        build, heads = self.build, self.call.num_heads
+        scale = math.sqrt(1.0 / (self.embedding // heads))
         scaled = build.function(operator.mul, q, scale)
         weights = build.function(torch.bmm, scaled, build.method("transpose", k, -2, -1))  # (N·H, L, S)
         if mask is not None:
@@ -182,7 +148,7 @@ class AttentionBuilder:
 
     def _fused(self, q: fx.Node, k: fx.Node, v: fx.Node, mask: fx.Node | None) -> fx.Node:
         build, causal = self.build, self._causal_by_itself
-        q, k, v = (build.method("unflatten", t, 0, (-1, self.call.heads)) for t in (q, k, v))  # (N, H, …, D)
+        q, k, v = (build.method("unflatten", t, 0, (-1, self.call.num_heads)) for t in (q, k, v))  # (N, H, …, D)
         if self.call.dropout is None:
             out = build.function(F.scaled_dot_product_attention, q, k, v, attn_mask=mask, is_causal=causal)
         else:
@@ -198,8 +164,8 @@ class AttentionBuilder:
     def _returned(self, weights: fx.Node | None) -> fx.Node | None:
         if weights is None:
             return None
-        weights = self.build.method("unflatten", weights, 0, (-1, self.call.heads))
-        if self.call.average_weights:
+        weights = self.build.method("unflatten", weights, 0, (-1, self.call.num_heads))
+        if self.call.average_attn_weights:
             weights = self.build.method("mean", weights, dim=1)
         return weights if self.batched else self.build.method("squeeze", weights, 0)
 

@@ -9,6 +9,8 @@ from torch import fx, nn
 from bitwright.graph.match.node import MatcherNode
 from bitwright.graph.names import container, free_name, node_name
 
+Nodes = dict[str, fx.Node]
+Called = dict[str, Any]
 Replacement = fx.Node | Sequence[fx.Node | None]
 
 

@@ -93,7 +93,8 @@ class _Rewriter:
             shares = not touched.isdisjoint(match.key)
             if match.key in self.done or (shares and not self.strategy.intersects):
                 continue
-            if last and (shares or not match.is_untouched(self.model)) and not self._holds(match, index):
+            doubtful = last and (shares or not match.is_untouched(self.model))
+            if doubtful and not self._guard("matching", lambda match=match: self.matcher.holds(match, index)):
                 continue
             touched.update(match.key)
             self._apply(match, index)
@@ -101,9 +102,6 @@ class _Rewriter:
             if self.strategy is ReplaceStrategy.APPLY_ONE:
                 break
         return last
-
-    def _holds(self, match: Match, index: GraphIndex) -> bool:
-        return self._guard("matching", lambda: self.matcher.holds(match, index))
 
     def _tell_near_misses(self, found: list[Match]) -> None:
         """Note one near miss for each set of anchors that are still there and have no match."""

@@ -18,18 +18,7 @@ R = TypeVar("R", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Schedule:
-    """A rewrite with its name, its stage and its place among the others.
-
-    Attributes:
-        name: what the recipe calls it.
-        stage: before QModules are swapped in, or after.
-        source: a class of ReplacePatternBase, or a function of the model that returns what it did, line by line.
-        after: names of schedules that come before this one; ``"*"`` is all that do not say otherwise.
-        before: names of schedules that come after this one.
-        default: whether it runs unless the recipe says otherwise.
-        tolerance: by how much, as a part of the largest output, a model may compute otherwise afterwards.
-        options: what the recipe can set.
-    """
+    """A rewrite with its name, its stage and its place among the others; see :func:`register_schedule`."""
 
     name: str
     stage: Stage
@@ -101,9 +90,7 @@ def register_schedule(
         raise ConfigError(f"the stage of the schedule {name!r} must be 'simplify' or 'fuse', not {stage!r}")
 
     def decorate(source: R) -> R:
-        if isinstance(source, type) and not issubclass(source, ReplacePatternBase):
-            raise ConfigError(f"the schedule {name!r} must be a function or a ReplacePatternBase, not {source!r}")
-        if not callable(source):
+        if not callable(source) or (isinstance(source, type) and not issubclass(source, ReplacePatternBase)):
             raise ConfigError(f"the schedule {name!r} must be a function or a ReplacePatternBase, not {source!r}")
         schedule = Schedule(
             name, stage, source, _names(after), _names(before), default, tolerance, options_of(source, name)

@@ -1,35 +1,42 @@
-"""Put a graph's nodes into an order in which each comes after what it reads, moving as few as possible."""
+"""Topological order: each thing after those it waits for, and otherwise in the order given."""
 
+import graphlib
 import heapq
 import itertools
+from collections.abc import Collection, Mapping
+from typing import TypeVar
 
 from torch import fx
 
 from bitwright.errors import ConfigError
 
+T = TypeVar("T")
+
+
+def in_order(earlier: Mapping[T, Collection[T]]) -> list[T]:
+    """The keys, each after those it waits for; of those that are ready, always the first of the keys.
+
+    Raises:
+        graphlib.CycleError: some wait for each other; its second argument names them.
+    """
+    sorter = graphlib.TopologicalSorter(earlier)
+    sorter.prepare()
+    keys, ready, order = list(earlier), [], []
+    place = {key: i for i, key in enumerate(keys)}
+    while sorter.is_active():
+        for key in sorter.get_ready():
+            heapq.heappush(ready, place[key])
+        order.append(keys[heapq.heappop(ready)])
+        sorter.done(order[-1])
+    return order
+
 
 def sort_nodes(graph: fx.Graph) -> None:
-    """Sort in place; nodes keep their order where nothing speaks against it."""
-    nodes = list(graph.nodes)
-    order = _sorted(nodes)
-    if len(order) < len(nodes):
-        stuck = ", ".join(n.name for n in nodes if n not in order)
-        raise ConfigError(f"nodes of the graph read each other in a circle: {stuck}")
+    """Put each node of a graph after what it reads; nodes keep their order where nothing speaks against it."""
+    try:
+        order = in_order({node: node.all_input_nodes for node in graph.nodes})
+    except graphlib.CycleError as error:
+        stuck = ", ".join(dict.fromkeys(node.name for node in error.args[1]))
+        raise ConfigError(f"nodes of the graph read each other in a circle: {stuck}") from error
     for before, after in itertools.pairwise(order):
         before.append(after)
-
-
-def _sorted(nodes: list[fx.Node]) -> dict[fx.Node, None]:
-    """Those that can be put in order, always the earliest that has all that it reads."""
-    place = {node: i for i, node in enumerate(nodes)}
-    missing = {node: len(node.all_input_nodes) for node in nodes}
-    ready = [place[node] for node, count in missing.items() if count == 0]
-    order: dict[fx.Node, None] = {}
-    while ready:
-        node = nodes[heapq.heappop(ready)]
-        order[node] = None
-        for user in node.users:
-            missing[user] -= 1
-            if missing[user] == 0:
-                heapq.heappush(ready, place[user])
-    return order

@@ -6,9 +6,9 @@ from typing import Any
 import torch
 
 from bitwright.errors import ConfigError, ScheduleError
+from bitwright.graph.differences import difference
 from bitwright.graph.match.index import GraphIndex
 from bitwright.graph.model import CapturedModel
-from bitwright.graph.rewriting.differences import difference
 from bitwright.graph.rewriting.options import check_options
 from bitwright.graph.rewriting.order import order_schedules
 from bitwright.graph.rewriting.rewrite import PassResult
@@ -33,31 +33,23 @@ def run_stage(
         check: computes the model's outputs by its graph as it then is (see ``differences.runner``). If given, they are
             compared before and after each schedule, and one that changes them is an error.
     """
-    with torch.random.fork_rng(devices=[]):  # what schedules compute to find shapes may draw random numbers
-        return _run(model, stage, read_switches(switches or {}), check)
-
-
-def _run(
-    model: CapturedModel, stage: Stage, chosen: dict[str, dict[str, Any] | None], check: Callable[[], Any] | None
-) -> list[PassResult]:
     results: list[PassResult] = []
-    index = GraphIndex(model)
-    is_stale = False
-    expected = check() if check is not None else None
-    for schedule in order_schedules(stage):
-        settings = chosen.get(schedule.name, {} if schedule.default else None)
-        if settings is None:
-            continue
-        if is_stale and isinstance(schedule.source, type):
-            index.update()
-            is_stale = False
-        result = schedule.run(model, settings, index)
-        results.append(result)
-        is_stale |= bool(result.applied) or not isinstance(schedule.source, type)
-        if check is not None:
-            outputs = check()
-            _compare(schedule, expected, outputs, results)
-            expected = outputs
+    chosen, index, is_stale = read_switches(switches or {}), GraphIndex(model), False
+    with torch.random.fork_rng(devices=[]):  # what schedules compute to find shapes may draw random numbers
+        expected = check() if check is not None else None
+        for schedule in order_schedules(stage):
+            settings = chosen.get(schedule.name, {} if schedule.default else None)
+            if settings is None:
+                continue
+            if is_stale and isinstance(schedule.source, type):
+                index.update()
+                is_stale = False
+            results.append(schedule.run(model, settings, index))
+            is_stale |= bool(results[-1].applied) or not isinstance(schedule.source, type)
+            if check is not None:
+                outputs = check()
+                _compare(schedule, expected, outputs, results)
+                expected = outputs
     return results
 
 

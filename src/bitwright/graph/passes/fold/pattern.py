@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import fx, nn
 
-from bitwright.graph.purity import written_attributes
+from bitwright.graph.effects import written_attributes
 from bitwright.graph.rewriting.replace import ReplacePatternBase
 from bitwright.graph.walks import calls_of_modules
 from bitwright.nn.channels import LAYERS
@@ -33,7 +33,6 @@ class FoldPattern(ReplacePatternBase):
         return written_attributes(self.model)
 
     def near_miss(self, node: fx.Node, reason: str) -> None:
-        """Say what is not folded into what, and why."""
         self.note(f"not folded: {reason}")
 
 

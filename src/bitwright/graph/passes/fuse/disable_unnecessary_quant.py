@@ -11,7 +11,7 @@ from torch import fx
 
 from bitwright.graph.facts import set_facts
 from bitwright.graph.match import InputMatchType, MatcherNode
-from bitwright.graph.rewriting.replace import ReplacePatternBase, ReplaceStrategy
+from bitwright.graph.rewriting.replace import Nodes, ReplacePatternBase, ReplaceStrategy
 from bitwright.graph.rewriting.schedule import register_schedule
 from bitwright.nn.operators import OPERATORS
 
@@ -23,7 +23,6 @@ class ReplacePattern(ReplacePatternBase):
     strategy = ReplaceStrategy.APPLY_INTERSECT
 
     def make_ops(self) -> list[MatcherNode]:
-        """An activation, and whatever is before it."""
         activations = [operator for operator in OPERATORS.values() if operator.activation]
         return [
             MatcherNode("before", None, None, _has_one_user),
@@ -31,10 +30,9 @@ class ReplacePattern(ReplacePatternBase):
         ]
 
     def near_miss(self, node: fx.Node, reason: str) -> None:
-        """Name both nodes."""
         self.note(f"not joined: {node.name} and {reason}")
 
-    def get_new_graph(self, nodes_dict: dict[str, fx.Node], *_: Any) -> None:
+    def get_new_graph(self, nodes_dict: Nodes, *_: Any) -> None:
         """Leave the graph as it is, and note a fact."""
         set_facts(nodes_dict["activation"], joins=True)
 

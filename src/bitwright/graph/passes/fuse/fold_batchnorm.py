@@ -20,30 +20,24 @@ from bitwright.graph.expression import Expression, is_constant
 from bitwright.graph.facts import facts, shape_of
 from bitwright.graph.match import InputMatchType, MatcherNode
 from bitwright.graph.names import node_name
-from bitwright.graph.passes.fold.pattern import is_layer
+from bitwright.graph.passes.fold.pattern import FoldPattern, is_layer
 from bitwright.graph.passes.fold.shuffle import channel_order, rearranges
-from bitwright.graph.rewriting.replace import ReplacePatternBase, ReplaceStrategy
+from bitwright.graph.rewriting.replace import Called, Nodes, ReplacePatternBase, ReplaceStrategy
 from bitwright.graph.rewriting.schedule import register_schedule
-from bitwright.graph.walks import calls_of_modules, first_input
+from bitwright.graph.walks import first_input
 from bitwright.nn.fold import NORMS, Fold, FunctionFold, NormFold, ShuffledFold
 
 _TENSORS = {"running_mean": 1, "running_var": 2, "weight": 3, "bias": 4}
 
 
 @register_schedule("fold_batchnorm", stage="fuse", aliases=("fuse_bn",))
-class ReplacePattern(ReplacePatternBase):
+class ReplacePattern(FoldPattern):
     """Fold every BatchNorm that can be, and say why the others cannot."""
 
-    done = "folded"
     strategy = ReplaceStrategy.APPLY_INTERSECT
-
-    def begin(self, model: fx.GraphModule) -> None:
-        """Find out how often each module is called."""
-        self.model = model
-        self.calls = calls_of_modules(model)
+    near_miss = ReplacePatternBase.near_miss  # its reasons do not name the norm
 
     def make_ops(self) -> list[MatcherNode]:
-        """A norm, and what is before it or before a channel shuffle."""
         return [
             MatcherNode("layer", None, None, _is_layer),
             MatcherNode(
@@ -59,9 +53,7 @@ class ReplacePattern(ReplacePatternBase):
         """The norm is a map of the layer's channels, and nobody reads what is before it."""
         return [(("layer", "norm"), self._fits)]
 
-    def get_new_graph(
-        self, nodes_dict: dict[str, fx.Node], modules_dict: dict[str, Any], model: Any, transform_idx: int
-    ) -> fx.Node | None:
+    def get_new_graph(self, nodes_dict: Nodes, modules_dict: Called, *_: Any) -> fx.Node | None:
         """Give the layer a fold, and let whoever reads a norm, at any of its calls, read its input."""
         layer, norm = nodes_dict["layer"], nodes_dict["norm"]
         fold: Any = self._fold(norm, modules_dict["norm"])

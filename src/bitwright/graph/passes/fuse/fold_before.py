@@ -26,6 +26,7 @@ from bitwright.graph.names import node_name
 from bitwright.graph.passes.fold.arithmetic import OPERATORS, Arithmetic
 from bitwright.graph.passes.fold.pattern import FoldPattern, is_layer
 from bitwright.graph.rewriting.answers import answers_of
+from bitwright.graph.rewriting.replace import Called, Nodes
 from bitwright.graph.rewriting.schedule import register_schedule
 from bitwright.graph.walks import first_input
 from bitwright.nn.channels import channel_axis, input_channels
@@ -47,7 +48,6 @@ class ReplacePattern(FoldPattern):
         self.spread = spread
 
     def make_ops(self) -> list[MatcherNode]:
-        """A layer, and a norm or arithmetic with a constant right before it."""
         return [
             MatcherNode("before", None, [*OPERATORS, "op:batch_norm", nn.SyncBatchNorm], _is_norm_or_arithmetic),
             MatcherNode(
@@ -64,9 +64,7 @@ class ReplacePattern(FoldPattern):
         """The map is one of the layer's input channels, with factors of about the same size."""
         return [(("before", "layer"), self._fits)]
 
-    def get_new_graph(
-        self, nodes_dict: dict[str, fx.Node], modules_dict: dict[str, Any], model: Any, transform_idx: int
-    ) -> dict[str, fx.Node]:
+    def get_new_graph(self, nodes_dict: Nodes, modules_dict: Called, *_: Any) -> dict[str, fx.Node]:
         """Give the layer a fold, and let it read what is before that."""
         before, layer = nodes_dict["before"], modules_dict["layer"]
         layer.before = (self._fold(before, modules_dict["before"], layer), *layer.before)

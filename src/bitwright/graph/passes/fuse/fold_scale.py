@@ -16,6 +16,7 @@ from bitwright.graph.facts import shape_of
 from bitwright.graph.match import InputMatchType, MatcherNode
 from bitwright.graph.passes.fold.arithmetic import OPERATORS, Arithmetic
 from bitwright.graph.passes.fold.pattern import FoldPattern, is_layer
+from bitwright.graph.rewriting.replace import Called, Nodes
 from bitwright.graph.rewriting.schedule import register_schedule
 from bitwright.graph.sizes import permutation
 from bitwright.graph.walks import between, operator_called
@@ -28,7 +29,6 @@ class ReplacePattern(FoldPattern):
     """Fold every constant after a layer that can be, the nearest first, and say why the others cannot."""
 
     def make_ops(self) -> list[MatcherNode]:
-        """A layer, and arithmetic with a constant on what it gives."""
         return [
             MatcherNode("layer", None, QuantLayer, lambda _, module: is_layer(module), subclasses=True),
             MatcherNode(
@@ -45,9 +45,7 @@ class ReplacePattern(FoldPattern):
         """The constant has one value for each channel of the layer, and nobody reads what is before it."""
         return [(("layer", "step"), self._fits)]
 
-    def get_new_graph(
-        self, nodes_dict: dict[str, fx.Node], modules_dict: dict[str, Any], model: Any, transform_idx: int
-    ) -> fx.Node:
+    def get_new_graph(self, nodes_dict: Nodes, modules_dict: Called, model: Any, *_: Any) -> fx.Node:
         """Give the layer a fold, and let whoever reads the result read what is before it."""
         step: Any = Arithmetic.read(nodes_dict["step"])
         layer = modules_dict["layer"]

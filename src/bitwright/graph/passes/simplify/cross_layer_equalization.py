@@ -22,10 +22,10 @@ import torch
 from torch import Tensor, fx, nn
 
 from bitwright.errors import ConfigError
-from bitwright.graph.build import module_of
 from bitwright.graph.facts import shape_of
 from bitwright.graph.match import InputMatchType, MatcherNode
-from bitwright.graph.rewriting.replace import ReplacePatternBase, ReplaceStrategy
+from bitwright.graph.names import module_of
+from bitwright.graph.rewriting.replace import Nodes, ReplacePatternBase, ReplaceStrategy
 from bitwright.graph.rewriting.schedule import register_schedule
 from bitwright.graph.walks import between, calls_of_modules, first_input, operator_called
 from bitwright.nn.channels import (
@@ -118,7 +118,6 @@ class ReplacePattern(ReplacePatternBase):
         self.read = {model.get_submodule(target.rpartition(".")[0]): target for target in targets}
 
     def make_ops(self) -> list[MatcherNode]:
-        """Two layers, with nothing between them that a factor cannot pass."""
         return [
             MatcherNode("first", None, LAYERS, _is_float),
             MatcherNode("second", ["first"], LAYERS, _is_float, InputMatchType.FIRST, through=self._passes),
@@ -129,10 +128,9 @@ class ReplacePattern(ReplacePatternBase):
         return [(("first", "second"), self._fit)]
 
     def near_miss(self, node: fx.Node, reason: str) -> None:
-        """Name both layers, as the reason does."""
         self.note(f"not equalized: {reason}")
 
-    def get_new_graph(self, nodes_dict: dict[str, fx.Node], *_: Any) -> None:
+    def get_new_graph(self, nodes_dict: Nodes, *_: Any) -> None:
         """Remember the pair: all are equalized together."""
         self.pairs.append(self._pair(nodes_dict["first"], nodes_dict["second"]))
 

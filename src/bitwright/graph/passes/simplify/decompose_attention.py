@@ -18,7 +18,7 @@ from torch import fx, nn
 from bitwright.graph.build import NodeBuilder
 from bitwright.graph.facts import dtype_of, shape_of
 from bitwright.graph.match import MatcherNode
-from bitwright.graph.rewriting.replace import ReplacePatternBase, ReplaceStrategy
+from bitwright.graph.rewriting.replace import Called, Nodes, ReplacePatternBase, ReplaceStrategy
 from bitwright.graph.rewriting.schedule import register_schedule
 from bitwright.nn.attention_parts import AttentionProduct, add_mask
 
@@ -33,12 +33,9 @@ class ReplacePattern(ReplacePatternBase):
     strategy = ReplaceStrategy.APPLY_NOINTERSECT
 
     def make_ops(self) -> list[MatcherNode]:
-        """One fused attention."""
         return [MatcherNode("attention", None, [F.scaled_dot_product_attention, AttentionProduct], _has_tensors)]
 
-    def get_new_graph(
-        self, nodes_dict: dict[str, fx.Node], modules_dict: dict[str, Any], model: Any, transform_idx: int
-    ) -> fx.Node:
+    def get_new_graph(self, nodes_dict: Nodes, modules_dict: Called, model: Any, *_: Any) -> fx.Node:
         """Write the products, the mask and the softmax out."""
         node, module = nodes_dict["attention"], modules_dict["attention"]
         build = NodeBuilder(model, node)

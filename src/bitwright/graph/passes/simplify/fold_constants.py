@@ -9,11 +9,11 @@ is computed from them stays as it is. The option ``persistent`` folds buffers li
 import torch
 from torch import fx, nn
 
+from bitwright.graph.effects import only_computes, written_attributes
 from bitwright.graph.evaluate import Evaluator
 from bitwright.graph.facts import copy_facts, facts
 from bitwright.graph.model import CapturedModel
 from bitwright.graph.names import attribute_of, container, namespace
-from bitwright.graph.purity import only_computes, written_attributes
 from bitwright.graph.rewriting.schedule import register_schedule
 from bitwright.torch_internals import is_saved
 

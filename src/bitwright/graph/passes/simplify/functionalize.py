@@ -11,11 +11,11 @@ from typing import Any, cast
 import torch
 from torch import fx, nn
 
-from bitwright.graph.build import module_of
 from bitwright.graph.capture.proxy import IN_PLACE_OPERATORS, set_item
 from bitwright.graph.effects import inplace_argument, twin, writes
-from bitwright.graph.facts import dtype_of, facts, set_facts
+from bitwright.graph.facts import dtype_of, facts, set_facts, shape_of
 from bitwright.graph.model import CapturedModel
+from bitwright.graph.names import module_of
 from bitwright.graph.rewriting.schedule import register_schedule
 from bitwright.graph.walks import first_input, reached_from
 
@@ -37,7 +37,7 @@ def functionalize(model: CapturedModel) -> list[str]:
     notes: list[str] = []
     free: set[Any] = set()
     bound: set[Any] = set()  # modules that have to stay in place at some call
-    for node in [n for n in model.graph.nodes if writes(n, model) and first_input(n) is not None]:
+    for node in [n for n in model.graph.nodes if writes(n, model) and shape_of(first_input(n)) is not None]:
         written, module = cast("fx.Node", first_input(node)), module_of(node, model)
         _read_result(written, node, order)
         reason = _why_in_place(node, written, module, order)

@@ -10,7 +10,7 @@ from torch import fx
 
 from bitwright.graph.facts import facts, shape_of
 from bitwright.graph.match import InputMatchType, MatcherNode
-from bitwright.graph.rewriting.replace import ReplacePatternBase
+from bitwright.graph.rewriting.replace import Nodes, ReplacePatternBase
 from bitwright.graph.rewriting.schedule import register_schedule
 from bitwright.graph.walks import moves_values
 from bitwright.nn.attention_parts import add_mask
@@ -21,7 +21,6 @@ class ReplacePattern(ReplacePatternBase):
     """Mark every sum of two tensors before a softmax, then the sums that go into it, and so on."""
 
     def make_ops(self) -> list[MatcherNode]:
-        """A sum, and the softmax or marked sum that it goes into."""
         readers = ["op:softmax", "op:log_softmax", "op:add_mask"]
         return [
             MatcherNode("sum", None, "op:add", _adds_two_tensors),
@@ -30,7 +29,7 @@ class ReplacePattern(ReplacePatternBase):
             ),
         ]
 
-    def get_new_graph(self, nodes_dict: dict[str, fx.Node], *_: Any) -> None:
+    def get_new_graph(self, nodes_dict: Nodes, *_: Any) -> None:
         """Let the sum call another function."""
         node = nodes_dict["sum"]
         node.op, node.target = "call_function", add_mask

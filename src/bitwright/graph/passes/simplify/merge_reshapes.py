@@ -12,7 +12,7 @@ from bitwright.graph.build import NodeBuilder
 from bitwright.graph.facts import facts
 from bitwright.graph.match import InputMatchType, MatcherNode
 from bitwright.graph.model import CapturedModel
-from bitwright.graph.rewriting.replace import ReplacePatternBase
+from bitwright.graph.rewriting.replace import Called, Nodes, ReplacePatternBase
 from bitwright.graph.rewriting.schedule import register_schedule
 from bitwright.graph.sizes import permutation
 
@@ -29,7 +29,6 @@ class ReplacePattern(ReplacePatternBase):
     done = "merged"
 
     def make_ops(self) -> list[MatcherNode]:
-        """Two views, the second of the first."""
         views = [*_SHAPE_ONLY, *_PERMUTATIONS]
         return [
             MatcherNode("before", None, views, _is_unwritten),
@@ -47,12 +46,9 @@ class ReplacePattern(ReplacePatternBase):
         return [(("before", "view"), fit)]
 
     def near_miss(self, node: fx.Node, reason: str) -> None:
-        """Name both views."""
         self.note(f"not merged: {node.name} {reason}")
 
-    def get_new_graph(
-        self, nodes_dict: dict[str, fx.Node], modules_dict: dict[str, Any], model: Any, transform_idx: int
-    ) -> fx.Node | None:
+    def get_new_graph(self, nodes_dict: Nodes, modules_dict: Called, model: Any, *_: Any) -> fx.Node | None:
         """Let the second view read what the first reads."""
         before, view = nodes_dict["before"], nodes_dict["view"]
         if _are_permutations(before, view):

@@ -4,9 +4,9 @@ What stays: writes in place, calls that draw random numbers (those after them wo
 modules with hooks or statistics of their own, and everything that is not known to only compute a result.
 """
 
+from bitwright.graph.effects import only_computes
 from bitwright.graph.facts import facts
 from bitwright.graph.model import CapturedModel
-from bitwright.graph.purity import only_computes
 from bitwright.graph.rewriting.schedule import register_schedule
 
 

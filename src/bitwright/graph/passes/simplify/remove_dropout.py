@@ -11,7 +11,7 @@ from torch import fx, nn
 from bitwright.graph.build import argument
 from bitwright.graph.facts import facts
 from bitwright.graph.match import MatcherNode
-from bitwright.graph.rewriting.replace import ReplacePatternBase, ReplaceStrategy
+from bitwright.graph.rewriting.replace import Nodes, ReplacePatternBase, ReplaceStrategy
 from bitwright.graph.rewriting.schedule import register_schedule
 from bitwright.graph.walks import first_input
 from bitwright.torch_internals import has_hooks
@@ -32,10 +32,9 @@ class ReplacePattern(ReplacePatternBase):
         self.trained = trained
 
     def make_ops(self) -> list[MatcherNode]:
-        """One dropout, as a module or a function."""
         return [MatcherNode("dropout", None, "op:dropout", self._may_go)]
 
-    def get_new_graph(self, nodes_dict: dict[str, fx.Node], *_: Any) -> fx.Node | None:
+    def get_new_graph(self, nodes_dict: Nodes, *_: Any) -> fx.Node | None:
         """Put its input in its place."""
         return first_input(nodes_dict["dropout"])
 

@@ -8,7 +8,7 @@ from typing import Any
 from torch import fx, nn
 
 from bitwright.graph.match import MatcherNode
-from bitwright.graph.rewriting.replace import ReplacePatternBase, ReplaceStrategy
+from bitwright.graph.rewriting.replace import Nodes, ReplacePatternBase, ReplaceStrategy
 from bitwright.graph.rewriting.schedule import register_schedule
 from bitwright.graph.walks import first_input
 from bitwright.torch_internals import has_hooks
@@ -22,10 +22,9 @@ class ReplacePattern(ReplacePatternBase):
     strategy = ReplaceStrategy.APPLY_NOINTERSECT
 
     def make_ops(self) -> list[MatcherNode]:
-        """One module that does nothing."""
         return [MatcherNode("identity", None, [nn.Identity, nn.Sequential], _may_go)]
 
-    def get_new_graph(self, nodes_dict: dict[str, fx.Node], *_: Any) -> fx.Node | None:
+    def get_new_graph(self, nodes_dict: Nodes, *_: Any) -> fx.Node | None:
         """Put its input in its place."""
         return first_input(nodes_dict["identity"])
 

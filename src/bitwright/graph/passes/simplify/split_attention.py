@@ -19,8 +19,8 @@ from torch import fx, nn
 from bitwright.graph.build import NodeBuilder
 from bitwright.graph.facts import is_floating, shape_of
 from bitwright.graph.match import MatcherNode
-from bitwright.graph.passes.attention import Attention, AttentionBuilder
-from bitwright.graph.rewriting.replace import ReplacePatternBase, ReplaceStrategy
+from bitwright.graph.passes.attention import AttentionBuilder
+from bitwright.graph.rewriting.replace import Called, Nodes, ReplacePatternBase, ReplaceStrategy
 from bitwright.graph.rewriting.schedule import register_schedule
 from bitwright.nn.attention_parts import AttentionProduct
 from bitwright.torch_internals import has_hooks
@@ -29,7 +29,6 @@ _TENSORS = ("query", "key", "value", "key_padding_mask", "attn_mask")
 _OPTIONS = ("need_weights", "average_attn_weights", "is_causal", "num_heads", "add_zero_attn")
 _MODULE, _FUNCTION = (inspect.signature(f) for f in (nn.MultiheadAttention.forward, F.multi_head_attention_forward))
 _PROJECTION = type(nn.MultiheadAttention(2, 1).out_proj)
-_SAME = ("bias_k", "bias_v", "add_zero_attn", "key_padding_mask", "attn_mask", "need_weights", "is_causal")
 
 
 @register_schedule("split_attention", stage="simplify", after="remove_identity", tolerance=1e-5)
@@ -40,22 +39,20 @@ class ReplacePattern(ReplacePatternBase):
     strategy = ReplaceStrategy.APPLY_NOINTERSECT
 
     def make_ops(self) -> list[MatcherNode]:
-        """One attention, as a module or a function."""
         return [MatcherNode("attention", None, [nn.MultiheadAttention, F.multi_head_attention_forward], _may_be_split)]
 
-    def get_new_graph(
-        self, nodes_dict: dict[str, fx.Node], modules_dict: dict[str, Any], model: Any, transform_idx: int
-    ) -> tuple[fx.Node, fx.Node | None]:
+    def get_new_graph(self, nodes_dict: Nodes, modules_dict: Called, model: Any, *_: Any) -> Any:
         """Write its parts into the graph: the result and the weights, if they are needed."""
         node, called = nodes_dict["attention"], modules_dict["attention"]
         given = _arguments(node)
         if isinstance(called, nn.MultiheadAttention):
             build = NodeBuilder(model, node, scope=str(node.target))
-            call = _of_module(build, called, given)
+            given |= _of_module(build, called, given)
         else:
-            build, call = NodeBuilder(model, node), _of_function(given)
+            build = NodeBuilder(model, node)
+            given |= {"batch_first": False, "dropout": None, "explicit": given["need_weights"]}
         self.note(f"split {node.target if node.op == 'call_module' else node.name} into projections and products")
-        return AttentionBuilder(build, call).write()
+        return AttentionBuilder(build, given).write()
 
 
 def _arguments(node: fx.Node) -> dict[str, Any]:
@@ -92,44 +89,29 @@ def _module_may_be_split(module: nn.MultiheadAttention) -> bool | str:
     return type(module.out_proj) is _PROJECTION or "its output projection was replaced"
 
 
-def _of_function(given: dict[str, Any]) -> Attention:
-    separate = tuple(given[f"{x}_proj_weight"] for x in "qkv") if given["use_separate_proj_weight"] else None
-    return Attention(
-        *(given[name] for name in _TENSORS[:3]),
-        heads=given["num_heads"],
-        in_weight=None if separate else given["in_proj_weight"],
-        separate_weights=separate,  # pyrefly: ignore
-        in_bias=given["in_proj_bias"],
-        out_weight=given["out_proj_weight"],
-        out_bias=given["out_proj_bias"],
-        average_weights=given["average_attn_weights"],
-        explicit=given["need_weights"],
-        **{name: given[name] for name in _SAME},
-    )
+def _of_module(build: NodeBuilder, module: nn.MultiheadAttention, given: dict[str, Any]) -> dict[str, Any]:
+    """What the function is given by the module itself, and how its products are computed."""
 
-
-def _of_module(build: NodeBuilder, module: nn.MultiheadAttention, given: dict[str, Any]) -> Attention:
-    def read(name: str, owner: nn.Module = module, path: str = build.scope) -> Any:
-        return None if getattr(owner, name) is None else build.attribute(f"{path}.{name}")
+    def read(name: str) -> Any:
+        owner, _, last = name.rpartition(".")
+        return None if getattr(module.get_submodule(owner), last) is None else build.attribute(f"{build.scope}.{name}")
 
     explicit = given["need_weights"] or _takes_fast_path(module, given)
     dropping = nn.Dropout if explicit else AttentionProduct
     packed = module._qkv_same_embed_dim
-    own: dict[str, Any] = {"bias_k": read("bias_k"), "bias_v": read("bias_v"), "add_zero_attn": module.add_zero_attn}
-    return Attention(
-        *(given[name] for name in _TENSORS[:3]),
-        heads=module.num_heads,
-        in_weight=read("in_proj_weight") if packed else None,
-        separate_weights=None if packed else tuple(read(f"{x}_proj_weight") for x in "qkv"),  # pyrefly: ignore
-        in_bias=read("in_proj_bias"),
-        out_weight=read("weight", module.out_proj, f"{build.scope}.out_proj"),
-        out_bias=read("bias", module.out_proj, f"{build.scope}.out_proj"),
-        batch_first=module.batch_first,
-        average_weights=given["average_attn_weights"],
-        dropout=dropping(module.dropout) if module.dropout > 0 else None,
-        explicit=explicit,
-        **{name: own.get(name, given.get(name)) for name in _SAME},
-    )
+    names = ("in_proj_weight",) if packed else ("q_proj_weight", "k_proj_weight", "v_proj_weight")
+    return {
+        **dict.fromkeys(("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")),
+        **{name: read(name) for name in ("bias_k", "bias_v", *names, "in_proj_bias")},
+        "out_proj_weight": read("out_proj.weight"),
+        "out_proj_bias": read("out_proj.bias"),
+        "use_separate_proj_weight": not packed,
+        "num_heads": module.num_heads,
+        "add_zero_attn": module.add_zero_attn,
+        "batch_first": module.batch_first,
+        "dropout": dropping(module.dropout) if module.dropout > 0 else None,
+        "explicit": explicit,
+    }
 
 
 def _takes_fast_path(module: nn.MultiheadAttention, given: dict[str, Any]) -> bool:

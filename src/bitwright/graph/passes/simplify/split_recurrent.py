@@ -15,7 +15,7 @@ from torch import fx, nn
 
 from bitwright.errors import suggest
 from bitwright.graph.match import MatcherNode
-from bitwright.graph.rewriting.replace import ReplacePatternBase, ReplaceStrategy
+from bitwright.graph.rewriting.replace import Called, Nodes, ReplacePatternBase, ReplaceStrategy
 from bitwright.graph.rewriting.schedule import register_schedule
 from bitwright.nn.recurrent import QuantGRU, QuantLSTM, QuantLSTMCell
 from bitwright.quantizer import QuantDescriptor, quantizers
@@ -42,12 +42,9 @@ class ReplacePattern(ReplacePatternBase):
         self.found: set[str] = set()
 
     def make_ops(self) -> list[MatcherNode]:
-        """One recurrent module."""
         return [MatcherNode("recurrent", None, [*_QUANTIZED, *_OTHERS], self._may_be_swapped)]
 
-    def get_new_graph(
-        self, nodes_dict: dict[str, fx.Node], modules_dict: dict[str, Any], model: Any, transform_idx: int
-    ) -> None:
+    def get_new_graph(self, nodes_dict: Nodes, modules_dict: Called, model: Any, *_: Any) -> None:
         """Put the quantized module under every name of the float one."""
         module = modules_dict["recurrent"]
         made = _quantized(_QUANTIZED[type(module)], module, self.bits)

@@ -16,7 +16,7 @@ from torch import fx
 from bitwright.graph.build import NodeBuilder, argument
 from bitwright.graph.facts import facts, shape_of
 from bitwright.graph.match import MatcherNode
-from bitwright.graph.rewriting.replace import ReplacePatternBase, ReplaceStrategy
+from bitwright.graph.rewriting.replace import Called, Nodes, ReplacePatternBase, ReplaceStrategy
 from bitwright.graph.rewriting.schedule import register_schedule
 from bitwright.graph.sizes import Sizes
 
@@ -38,12 +38,9 @@ class ReplacePattern(ReplacePatternBase):
         self.sizes: Sizes | None = None
 
     def make_ops(self) -> list[MatcherNode]:
-        """One call that takes a tensor apart."""
         return [MatcherNode("parts", None, _UNBIND | _CHUNK | _SPLIT, self._may_be_read)]
 
-    def get_new_graph(
-        self, nodes_dict: dict[str, fx.Node], modules_dict: dict[str, Any], model: Any, transform_idx: int
-    ) -> list[fx.Node | None]:
+    def get_new_graph(self, nodes_dict: Nodes, modules_dict: Called, model: Any, *_: Any) -> list[fx.Node | None]:
         """Make each part that is read."""
         node = nodes_dict["parts"]
         calls: Any = self._parts(node)

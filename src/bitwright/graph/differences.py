@@ -1,4 +1,4 @@
-"""Differences: where two results of a model differ, and by how much; debug mode asks this around each schedule."""
+"""Differences: where two results of a model differ, and by how much; capture and debug mode ask this."""
 
 import copy
 import dataclasses
@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+
+from bitwright.graph.capture.failures import call_model
 
 
 def runner(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[[], Any]:
@@ -22,44 +24,57 @@ def runner(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
 
 
 def difference(before: Any, after: Any, tolerance: float = 0.0, where: str = "the output") -> str:
-    """Say where two results differ, or return nothing; ``tolerance`` is a part of the largest value before."""
-    if isinstance(before, torch.Tensor) and isinstance(after, torch.Tensor):
+    """Say where two results of any nesting differ, or return nothing; NaN equals NaN.
+
+    Lists and tuples count as the same, and so do all mappings. ``tolerance`` is a part of the largest value before.
+    """
+    if isinstance(before, Tensor) and isinstance(after, Tensor):
         return _of_tensors(before, after, tolerance, where)
-    if type(before) is not type(after):
-        return f"{where} was a {type(before).__name__} and is a {type(after).__name__}"
+    alike = any(isinstance(before, kind) and isinstance(after, kind) for kind in (Mapping, tuple | list))
+    if not alike and type(before) is not type(after):
+        return f"{where} was {_describe(before)} and is {_describe(after)}"
     items, others = _items(before), _items(after)
     if items is None or others is None:
-        same = before == after or before != before  # NaN
-        return "" if same else f"{where} was {before!r} and is {after!r}"
+        return "" if call_model(_equal, before, after) else f"{where} was {before!r} and is {after!r}"
     if list(items) != list(others):
         return f"{where} had the parts {list(items)} and has {list(others)}"
     return next(filter(None, (difference(items[k], others[k], tolerance, f"{where}[{k!r}]") for k in items)), "")
 
 
 def _items(value: Any) -> dict[Any, Any] | None:
+    """The parts of a container or an object; None for what has none, or compares itself."""
     if isinstance(value, Mapping):
         return dict(value)
     if isinstance(value, tuple | list):
         return dict(enumerate(value))
     if dataclasses.is_dataclass(value):
         return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
-    return None
+    return vars(value) if type(value).__eq__ is object.__eq__ and hasattr(value, "__dict__") else None
 
 
-def _of_tensors(before: torch.Tensor, after: torch.Tensor, tolerance: float, where: str) -> str:
-    if before.shape != after.shape or before.dtype != after.dtype:
+def _equal(a: Any, b: Any) -> bool:
+    return bool(a == b or (a != a and b != b))  # NaN
+
+
+def _of_tensors(before: Tensor, after: Tensor, tolerance: float, where: str) -> str:
+    if (before.shape, before.dtype, before.layout) != (after.shape, after.dtype, after.layout):
         return f"{where} was {_describe(before)} and is {_describe(after)}"
+    if before.layout is not torch.strided:
+        before, after = before.to_dense(), after.to_dense()
     if torch.equal(before, after):
         return ""
+    same = (before == after) | (before.isnan() & after.isnan())
     wide_before, wide_after = (t.to(torch.complex128 if t.is_complex() else torch.float64) for t in (before, after))
-    same = (wide_before == wide_after) | (wide_before.isnan() & wide_after.isnan())
     gap = (wide_before - wide_after).abs().masked_fill(same, 0.0)
     finite = wide_before.abs().masked_fill(~wide_before.isfinite(), 0.0)
     largest, furthest = float(finite.max()), float(gap.max())
-    if furthest <= tolerance * largest:  # false too for NaN, where only one side has it
+    if bool(same.all()) or (tolerance and furthest <= tolerance * largest):  # false too for NaN on one side only
         return ""
     return f"{where} differs by {furthest:.3g}, its largest value being {largest:.3g} (allowed: {tolerance:g} of it)"
 
 
-def _describe(tensor: torch.Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+def _describe(value: Any) -> str:
+    if not isinstance(value, Tensor):
+        return f"a {type(value).__name__}"
+    layout = "" if value.layout is torch.strided else f" {value.layout}".replace("torch.", "")
+    return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}{layout}"
