@@ -176,3 +176,23 @@ def test_functions_that_keep_results_keep_no_proxies():
         x = image(2, size)
         assert torch.equal(quantized(x), model(x))
         assert type(ramp(size)) is torch.Tensor
+
+
+def test_truths_are_compared_in_python_so_that_exporters_may_vary_the_batch():
+    """Torch cannot compare a symbolic truth with another one."""
+
+    def body(self, x):
+        many, wide = x.shape[0] > 1, x.shape[3] > 100
+        y = self.conv(x)
+        if many != wide and (many == True) ^ wide:  # noqa: E712
+            y = y * 2
+        return y * (many & True) + int(many)
+
+    model = Net(body).eval()
+    captured = capture_model(model, image(3)).model
+    batch = torch.export.Dim("batch", min=2, max=64)
+    program = torch.export.export(captured, (image(3),), dynamic_shapes=(({0: batch},),))
+    x = image(5)
+    assert torch.equal(program.module()(x), model(x))
+    with pytest.raises(CaptureError, match="if at"):
+        captured(image(1))

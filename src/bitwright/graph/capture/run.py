@@ -136,11 +136,10 @@ class _Capturing:
             ) from error
 
     def _call(self, model: nn.Module, inputs: Inputs) -> Any:
-        """What a model returns, and its arguments, as it may write into them."""
+        """What a model returns, and its arguments, which it may have written into."""
         values = call_model(copy.deepcopy, inputs)
         result = call_model(model, *values.args, **values.kwargs)
-        named = bind_inputs(model, values.args, values.kwargs)
-        return result, {name: value for name, value in named.items() if name not in self.fixed}
+        return result, () if self.fixed else (values.args, values.kwargs)
 
     def _fresh(self) -> nn.Module:
         try:

@@ -10,7 +10,7 @@ import torch
 from torch import fx, nn
 
 from bitwright.graph.capture.failures import Overwritten, Untraceable, call_model, our_place, users_line
-from bitwright.graph.capture.guards import Guard, check_input, check_value
+from bitwright.graph.capture.guards import Guard, check_input, check_truth, check_value
 from bitwright.graph.capture.nesting import LITERALS, holds_proxy, plain_tensors
 from bitwright.graph.capture.objects import ConstantObject, construction_of
 from bitwright.graph.capture.patches import recording
@@ -121,6 +121,10 @@ class ValueTracer(fx.Tracer):
         **options: Any,
     ) -> Any:
         """Record a node and compute its value."""
+        if getattr(target, "__module__", None) == "_operator":  # torch cannot compute with a symbolic truth
+            args = tuple(bool(a) if type(a) is ValueProxy and type(value_of(a)) is bool else a for a in args)
+            if not holds_proxy(args):
+                return call_model(target, *args)
         try:
             return self._record(kind, target, args, kwargs)
         except Exception as error:
@@ -261,6 +265,8 @@ class ValueTracer(fx.Tracer):
         """Remember that the trace relies on a number of the example inputs, and let the graph check it."""
         if self.evaluating or (proxy.node, reader) in self.guards:
             return
+        if type(value) is bool:
+            check = check_truth
         where = users_line()
         shown = value if type(value) in (bool, int, float, str) else repr(value)
         self.guards[proxy.node, reader] = Guard(proxy.node.name, reader, where, shown)
