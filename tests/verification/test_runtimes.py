@@ -85,6 +85,7 @@ def test_openvino_compares_in_float32_and_times_its_default_apart(cases, monkeyp
     model, file, x = cases["openvino", "residual"]
     runtime = RUNTIMES.get("openvino")
     opened = []
+    monkeypatch.setattr(runtime, "isolated", False)  # here, where the test sees it
     original = runtime._compile
     monkeypatch.setattr(
         runtime, "_compile", lambda self, file, given, n: opened.append(dict(given)) or original(self, file, given, n)

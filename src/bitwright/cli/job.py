@@ -84,7 +84,7 @@ class Job:
         proof = verify(qmodel, self._file, batches, runtimes=self.runtimes, limits=limits, latency=self.latency)
         simulated = self._score(qmodel, "the simulation", before)
         deployed: dict[str, Scores] = {}
-        for runtime in proof.runtimes if before else ():
+        for runtime in [name for name, found in proof.runtimes.items() if before and not found.crash]:
             file = DeployedModel(run_file(self._file, runtime))
             deployed[runtime] = self._score(file, f"the file in {runtime}", before)
         if self.max_drop is not None:

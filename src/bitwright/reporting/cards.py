@@ -45,8 +45,9 @@ def cards(proof: Proof | None, accuracy: Mapping[str, float] | None) -> list[Car
         "Largest gap to the simulation": _gap,
     }
     made.append(_size(proof))
+    made.append(Card("Crashes", [Line(p.runtime, p.crash, style="bad") for p in proof.runtimes.values() if p.crash]))
     for title, line in by_runtime.items():
-        lines = [made_line for runtime in proof.runtimes.values() if (made_line := line(runtime)) is not None]
+        lines = [found for p in proof.runtimes.values() if not p.crash and (found := line(p)) is not None]
         made.append(Card(title, lines))
     return [card for card in made if card.lines]
 

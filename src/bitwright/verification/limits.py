@@ -58,7 +58,9 @@ class Limits:
         return None if limits == cls(None, None, None, None) else limits
 
     def missed_by(self, proof: RuntimeProof) -> list[str]:
-        """Say which limits a runtime misses."""
+        """Say which limits a runtime misses; one that crashes misses them all."""
+        if proof.crash:
+            return [f"{proof.runtime}: {proof.crash}"]
         return [
             f"{proof.runtime}: {line}" for line in (*self._tensors(proof), *self._outputs(proof), *self._rest(proof))
         ]

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -23,6 +24,8 @@ from bitwright.verification.coverage import add_coverage
 from bitwright.verification.feeds import as_array, feeds_of
 from bitwright.verification.hardware import hardware_notes
 from bitwright.verification.identity import check_identity
+from bitwright.verification.isolation.bisect import where_it_dies
+from bitwright.verification.isolation.child import RuntimeDied
 from bitwright.verification.latency import measure_latency
 from bitwright.verification.limits import DEFAULT, Limits
 from bitwright.verification.outputs import OutputTally, as_tensor, leaves, simulate
@@ -43,6 +46,7 @@ def verify(
     runtimes: Iterable[str] | None = None,
     limits: Limits | Mapping[str, float | None] | None = DEFAULT,
     latency: bool = True,
+    timeout: float = 600.0,
     progress: bool | None = None,
 ) -> Proof:
     """Prove that an exported file does what the calibrated ``model`` simulates.
@@ -59,6 +63,8 @@ def verify(
         limits: what must be kept for ``proof.ok``; what is not goes to ``proof.missed``. A mapping changes the default
             limits (see :class:`Limits`); None compares without judging, and ``proof.ok`` is None.
         latency: measure the speed against FP32 in the same runtime.
+        timeout: seconds that a runtime may take for one step, as loading or running the file, before it counts as hung.
+            onnxruntime and OpenVINO run in a process of their own, so that a crash, too, is a finding of the proof.
         progress: show a progress bar; by default only on a terminal.
     """
     bounds = Limits.parse(limits)
@@ -78,11 +84,15 @@ def verify(
         twin = file.float_twin()
         proof = Proof(str(source), file.size, twin.size, limits=bounds)
         for runtime in chosen:
+            runtime.timeout = timeout
             asked = runtimes is not None or runtime is chosen[0]
             try:
-                found = _prove(model, file, record, runtime, data, progress)
-                if latency:
-                    found.latency = measure_latency(runtime, file, twin, feeds_of(model, file, data[0]))
+                try:
+                    found = _prove(model, file, record, runtime, data, progress)
+                    if latency:
+                        found.latency = measure_latency(runtime, file, twin, feeds_of(model, file, data[0]))
+                except RuntimeDied as error:
+                    found = _crashed(runtime, file, feeds_of(model, file, data[0]), error)
                 missed = bounds.missed_by(found) if bounds is not None else []
                 if missed and not asked:
                     raise VerifyError("; ".join(missed))
@@ -157,6 +167,14 @@ def _prove(
     proof.outputs, proof.tensors = outputs.checks(), tensors.checks() if record.quantized else _all_float(model)
     proof.notes += [*hardware_notes(file, record), *_lost_results(simulate(simulation, data[0]))]
     return proof
+
+
+def _crashed(runtime: Runtime, file: LoadedFile, feeds: Mapping[str, np.ndarray], error: RuntimeDied) -> RuntimeProof:
+    """What is known of a runtime that crashed or hung: how, and with which operator that begins."""
+    where = where_it_dies(runtime, file, feeds)
+    how = str(error).removeprefix(f"{runtime.name} ")
+    begins = f"; it begins with {where}" if where else ""
+    return RuntimeProof(runtime.name, runtime.version, dict(runtime.settings), crash=how + begins)
 
 
 def _all_float(model: nn.Module) -> list[TensorCheck]:

@@ -131,6 +131,7 @@ class RuntimeProof:
         others: how many operators it executed that move values, convert them, or compute indices.
         unweighed: the layers and products that no executed operator claims to be.
         latency: its speed, if measured.
+        crash: how it crashed or hung, and at which operator, if it did.
         notes: what else there is to know.
     """
 
@@ -143,6 +144,7 @@ class RuntimeProof:
     others: dict[str, int] = field(default_factory=dict)
     unweighed: list[str] = field(default_factory=list)
     latency: Latency | None = None
+    crash: str = ""
     notes: list[str] = field(default_factory=list)
 
     @property

@@ -21,6 +21,9 @@ def in_words(proof: Proof) -> str:
 
 
 def _runtime(proof: RuntimeProof) -> Iterator[str]:
+    if proof.crash:
+        yield f"{proof.runtime} {proof.version}: {proof.crash}"
+        return
     yield f"{proof.runtime} {proof.version}: {_coverage(proof)}"
     for line in _float(proof):
         yield f"  float: {line}"

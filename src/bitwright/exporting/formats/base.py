@@ -61,6 +61,10 @@ class LoadedFile(ABC):
     def watching(self, tensors: Iterable[str]) -> "LoadedFile":
         """The same model, which also gives out the tensors named."""
 
+    def beginning(self, count: int) -> "LoadedFile | None":
+        """The first operators only, which give out what is read later; None if the format cannot be cut."""
+        return None
+
     def output_of(self, tensor: str) -> str:
         """The name of the output that gives out a tensor which is watched."""
         return tensor

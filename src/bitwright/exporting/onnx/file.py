@@ -61,6 +61,10 @@ class OnnxFile(LoadedFile):
             raise VerifyError(f"{str(path)!r} is not an ONNX file: {type(error).__name__}: {first}") from error
         return cls(path, proto, record, len(data))
 
+    def content(self) -> bytes:
+        """What runtimes load."""
+        return self.proto.SerializeToString()
+
     def watching(self, tensors: Iterable[str]) -> "OnnxFile":
         """A copy that also gives out tensors, in a wider type where numpy has no such type."""
         copy = onnx.ModelProto()
@@ -80,6 +84,17 @@ class OnnxFile(LoadedFile):
         made = OnnxFile(self.path, copy, self.record)
         made.widened = widened
         return made
+
+    def beginning(self, count: int) -> "OnnxFile":
+        """A copy of the first operators, which gives out what is read later."""
+        copy = onnx.ModelProto()
+        copy.CopyFrom(self.proto)
+        graph = copy.graph
+        read = {name for node in graph.node[count:] for name in node.input} | set(self.outputs)
+        made = [name for node in graph.node[:count] for name in node.output if name in read]
+        del graph.node[count:], graph.output[:]
+        graph.output.extend(onnx.helper.make_empty_tensor_value_info(name) for name in made)
+        return OnnxFile(self.path, copy, self.record)
 
     def output_of(self, tensor: str) -> str:
         """The output of that name, or the wider one."""

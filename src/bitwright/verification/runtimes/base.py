@@ -1,7 +1,9 @@
 """Runtimes that execute an exported file on this machine. A new one is one file with ``@register_runtime``."""
 
+import os
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -11,10 +13,12 @@ import numpy as np
 
 from bitwright.errors import BitwrightError, MissingExtraError, VerifyError
 from bitwright.registry import Registry
+from bitwright.verification.isolation.child import RuntimeDied, child_of
 
 Arrays = dict[str, np.ndarray]
 Session = Callable[[Mapping[str, np.ndarray]], Arrays]
 Role = Literal["compute", "movement", "conversion", "index"]
+_RUNS, _WARM_UP = 15, 3  # of a race
 RUNTIMES: Registry[type["Runtime"]] = Registry("runtime")
 
 # What runtimes call the operators that only move values, and those that only change their type.
@@ -69,6 +73,9 @@ class Runtime(ABC):
         formats: the formats that it executes.
         settings: what sessions are told beyond the runtime's defaults, so that they compute in float32.
         reasons: why an operator of the file cannot run in integers here, by its type.
+        isolated: whether files run in a process of their own, so that a crash is not ours. It holds for the class that
+            sets it, which must be at the top of an importable module; not for classes derived from it.
+        timeout: seconds that the runtime may take for one step before it counts as hung.
     """
 
     name = ""
@@ -77,6 +84,8 @@ class Runtime(ABC):
     formats: ClassVar[tuple[str, ...]] = ("onnx",)
     settings: ClassVar[Mapping[str, str]] = {}
     reasons: ClassVar[Mapping[str, str]] = {}
+    isolated: ClassVar[bool] = False
+    timeout: float = 600.0
 
     def __init__(self) -> None:
         if not self.available():
@@ -112,34 +121,66 @@ class Runtime(ABC):
     def open(self, file: Any, threads: int = 0, *, as_is: bool = False) -> Session:  # noqa: ANN401
         """Load a file as ``session`` does; what fails, or gives anything but arrays by name, raises a VerifyError."""
         with self._failures("refuses the file"):
-            session = self.session(file, threads, as_is=as_is)
+            if self._apart:
+                session: Session = child_of(self).session(file, self.timeout, threads=threads, as_is=as_is)
+            else:
+                session = self.session(file, threads, as_is=as_is)
 
         def run(feeds: Mapping[str, np.ndarray]) -> Arrays:
             given = ", ".join(f"{name} {value.dtype}{list(value.shape)}" for name, value in feeds.items())
             with self._failures(f"cannot run the file on {given}"):
-                results = session(feeds)
-            if not isinstance(results, Mapping):
-                raise VerifyError(f"{self.name} gave {type(results).__name__} for the outputs, not arrays by name")
-            for name, value in results.items():
-                if not isinstance(value, np.ndarray) or value.dtype.kind in "OSUMm":
-                    kind = value.dtype if isinstance(value, np.ndarray) else type(value).__name__
-                    raise VerifyError(f"{self.name} gave {kind} for {name}, not an array of numbers")
-            return dict(results)
+                return self.checked(session(feeds))
 
         return run
+
+    def checked(self, results: Any) -> Arrays:  # noqa: ANN401
+        """What a session gave, if it is arrays by name."""
+        if not isinstance(results, Mapping):
+            raise VerifyError(f"{self.name} gave {type(results).__name__} for the outputs, not arrays by name")
+        for name, value in results.items():
+            if not isinstance(value, np.ndarray) or value.dtype.kind in "OSUMm":
+                kind = value.dtype if isinstance(value, np.ndarray) else type(value).__name__
+                raise VerifyError(f"{self.name} gave {kind} for {name}, not an array of numbers")
+        return dict(results)
 
     def profile(self, file: Any, feeds: Mapping[str, np.ndarray]) -> list[Executed]:  # noqa: ANN401
         """Tell what ``executed`` tells; what fails, or tells anything else, raises a VerifyError."""
         with self._failures("cannot tell what it executed"):
-            found = self.executed(file, feeds)
+            found = child_of(self).executed(file, feeds, self.timeout) if self._apart else self.executed(file, feeds)
         if not isinstance(found, list) or not all(isinstance(e, Executed) for e in found):
             raise VerifyError(f"{self.name} gave {type(found).__name__} for what it executed, not a list of Executed")
         return found
+
+    def race(self, files: Sequence[Any], feeds: Mapping[str, np.ndarray], *, as_is: bool = False) -> list[float]:
+        """Run files in turn on one thread; return the least seconds that each took."""
+        with self._failures("cannot time the file"):
+            if self._apart:
+                return child_of(self).best_times(files, feeds, self.timeout, as_is=as_is)
+            return self.best_times(files, feeds, as_is=as_is)
+
+    def best_times(self, files: Sequence[Any], feeds: Mapping[str, np.ndarray], *, as_is: bool) -> list[float]:
+        """The work of ``race``, in the process that executes."""
+        sessions = [self.session(file, threads=1, as_is=as_is) for file in files]
+        best = [float("inf")] * len(sessions)
+        for run in range(_WARM_UP + _RUNS):
+            for i, session in enumerate(sessions):
+                start = time.perf_counter()
+                session(feeds)
+                if run >= _WARM_UP:
+                    best[i] = min(best[i], time.perf_counter() - start)
+        return best
+
+    @property
+    def _apart(self) -> bool:
+        """Whether files run in a process of their own: for classes that say so themselves and can be imported there."""
+        return os.name == "posix" and vars(type(self)).get("isolated", False)
 
     @contextmanager
     def _failures(self, what: str) -> Iterator[None]:
         try:
             yield
+        except RuntimeDied as error:
+            raise RuntimeDied(f"{self.name} {error}") from error
         except BitwrightError:
             raise
         except Exception as error:

@@ -27,6 +27,7 @@ class OnnxRuntime(Runtime):
 
     name = "onnxruntime"
     package = "onnxruntime"
+    isolated = True
     extra = "onnx"
     reasons: ClassVar[Mapping[str, str]] = {"ConvTranspose": "onnxruntime has no integer transposed convolution"}
 
@@ -77,7 +78,7 @@ class OnnxRuntime(Runtime):
     def _load(self, file: "OnnxFile", options: Any) -> Any:  # noqa: ANN401
         import onnxruntime
 
-        content = file.proto.SerializeToString()
+        content = file.content()
         return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
 
 

@@ -21,6 +21,7 @@ class OpenVino(Runtime):
 
     name = "openvino"
     package = "openvino"
+    isolated = True
     extra = "openvino"
     settings: ClassVar[Mapping[str, str]] = {"INFERENCE_PRECISION_HINT": "f32"}
 
@@ -86,7 +87,7 @@ class OpenVino(Runtime):
         if threads:
             settings["INFERENCE_NUM_THREADS"] = threads
         core = openvino.Core()
-        return core.compile_model(core.read_model(file.proto.SerializeToString()), "CPU", settings)
+        return core.compile_model(core.read_model(file.content()), "CPU", settings)
 
 
 def _source(name: str, known: Mapping[str, str]) -> str:
