@@ -2,21 +2,22 @@
 
 import copy
 import os
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import nn
 
+from bitwright.distributed import TIMEOUT, all_ranks, rank, world_size
 from bitwright.errors import CalibrationError
 from bitwright.graph import Inputs
 from bitwright.modes import eval_mode
 from bitwright.nn.bias import INT32_MAX
 from bitwright.nn.layer import QuantLayer
 from bitwright.nn.mixins import QuantMixin
-from bitwright.nn.weight_sites import WeightSite, weight_sites
-from bitwright.observing_progress import ObservingProgress
+from bitwright.nn.weight_sites import weight_sites
+from bitwright.observer_state import ObservingProgress, join
 from bitwright.preparation import ledger_of
 from bitwright.progress import track
 from bitwright.quantizer import TensorQuantizer, quantizers
@@ -28,8 +29,13 @@ def calibrate(
     *,
     progress: bool | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
+    uneven: bool = False,
+    timeout: float = TIMEOUT,
 ) -> nn.Module:
     """Run ``batches`` through a prepared model and quantize it.
+
+    Under ``torchrun`` each rank gives its own share of the data, and all get the ranges of the whole, as if one had
+    seen it, that of rank 0 first. A rank that fails, or has no data, is an error on all.
 
     Args:
         model: what ``prepare`` returned.
@@ -40,6 +46,8 @@ def calibrate(
         checkpoint: a folder for the progress, written once a minute, at the end, and when SIGINT or SIGTERM comes. The
             same call goes on from there: it passes over the batches that were seen, which must be the same in the same
             order. A checkpoint of another model, recipe or other data is refused.
+        uneven: let ranks have different numbers of batches.
+        timeout: how long a rank waits for the others, in seconds.
 
     Returns:
         The same model, now quantizing. Quantizers on which ``disable()`` was called stay as they are; those whose range
@@ -54,9 +62,12 @@ def calibrate(
     found = [q for q in everything if q.enabled]
     if not found:
         raise CalibrationError(f"all {len(everything)} quantizers of the model are disabled; enable() some of them")
-    with _unchanged_if_it_fails(found):
-        with torch.no_grad(), eval_mode(model):
-            _observe(model, track(as_batches(batches), "calibrating", show=progress), found, count, checkpoint)
+    with _unchanged_if_it_fails(found), all_ranks(timeout) as ranks:
+        with torch.no_grad(), eval_mode(model), ranks.together(CalibrationError):
+            seeing = _observe_weights(model, found)
+            shown = track(as_batches(batches), "calibrating", show=progress)
+            number = _observe(model, shown, seeing, count, checkpoint)
+        join(ranks, model, seeing, number, uneven=uneven)
         for quantizer in found:
             quantizer.compute_qparams()
         for quantizer in found:
@@ -101,44 +112,43 @@ def as_inputs(batch: Any, count: int) -> Inputs:  # noqa: ANN401
 def _observe(
     model: nn.Module,
     batches: Iterable[Any],
-    found: list[TensorQuantizer],
+    seeing: Mapping[str, TensorQuantizer],
     count: int,
     checkpoint: str | os.PathLike[str] | None,
-) -> None:
-    for quantizer in found:
-        quantizer.off()
-    waiting = [q for q in found if q.calibratable]
-    weights = {site.quantizer for site in _observed_weights(model, set(waiting))}
-    seeing = [q for q in waiting if q not in weights]
-    for quantizer in seeing:
+) -> int:
+    """Let quantizers see the batches; return how many there are."""
+    for quantizer in seeing.values():
         quantizer.observe()
-    saved = None
-    if checkpoint is not None:
-        named = {name: q for name, q in quantizers(model).items() if q in seeing}
-        saved = ObservingProgress(checkpoint, "calibration", model, named)
+    job = "calibration" if world_size() == 1 else f"calibration-{rank()}-of-{world_size()}"
+    saved = None if checkpoint is None else ObservingProgress(checkpoint, job, model, seeing)
     number = 0
     with saved or nullcontext():
         for number, batch in enumerate(batches, start=1):
             inputs = as_inputs(batch, count)
             if saved is not None and saved.has(inputs, number):
                 continue
-            for quantizer in seeing:
+            for quantizer in seeing.values():
                 quantizer.observer.batch = number
             _run(model, inputs, number)
-            _check_finite(seeing, number)
+            _check_finite(list(seeing.values()), number)
             if saved is not None:
                 saved.keep(number)
         if not number:
             raise CalibrationError("the calibration data is empty: it gave no batch")
         if saved is not None:
             saved.keep(number, last=True)
+    return number
 
 
-def _observed_weights(model: nn.Module, waiting: set[TensorQuantizer]) -> Iterator[WeightSite]:
-    for site in weight_sites(model):
-        if site.quantizer in waiting and isinstance(site.layer, QuantMixin):
-            site.quantizer.observer(site.weight())
-            yield site
+def _observe_weights(model: nn.Module, found: list[TensorQuantizer]) -> dict[str, TensorQuantizer]:
+    """Let the quantizers of weights see them, once; return the others that observe, by name."""
+    for quantizer in found:
+        quantizer.off()
+    waiting = {q for q in found if q.calibratable}
+    for site in [s for s in weight_sites(model) if s.quantizer in waiting and isinstance(s.layer, QuantMixin)]:
+        site.quantizer.observer(site.weight())
+        waiting.discard(site.quantizer)
+    return {name: q for name, q in quantizers(model).items() if q in waiting}
 
 
 def _run(model: nn.Module, inputs: Inputs, number: int) -> None:

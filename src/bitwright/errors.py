@@ -9,6 +9,7 @@ BitwrightError
 ├── ExportError                     the file could not be written
 ├── VerifyError                     the file could not be run or compared
 ├── SaveError                       a saved model or checkpoint that cannot be written or read, or does not fit
+├── DistributedError                another process of the job failed, ended or does not answer
 └── MissingExtraError (ImportError) an optional package is needed
 """
 
@@ -56,6 +57,10 @@ class VerifyError(BitwrightError):
 
 class SaveError(BitwrightError):
     """A saved model, or the progress of a job, that cannot be written, cannot be read, or belongs to something else."""
+
+
+class DistributedError(BitwrightError):
+    """Another process of the same job that failed, ended or does not answer."""
 
 
 class SaveWarning(UserWarning):

@@ -1,13 +1,15 @@
 """export: write a prepared and calibrated model as the file that the target reads."""
 
 import os
+from pathlib import Path
 from typing import Any
 
 from torch import nn
 
+from bitwright.distributed import from_first_rank
 from bitwright.exporting.deploy import deploy, float_twin
 from bitwright.exporting.formats import FORMATS, ExportOptions
-from bitwright.exporting.record import ExportedFile
+from bitwright.exporting.record import ExportedFile, ExportRecord
 from bitwright.files import check_output
 from bitwright.graph import Inputs
 from bitwright.preparation import ledger_of
@@ -23,7 +25,7 @@ def export(
     quantized: bool = True,
     overwrite: bool = True,
 ) -> ExportedFile:
-    """Write a prepared and calibrated model as a file.
+    """Write a prepared and calibrated model as a file; under ``torchrun`` rank 0 writes, and the others wait for it.
 
     Args:
         model: the model; it is left untouched.
@@ -38,10 +40,14 @@ def export(
         The file: a path, with a map from the model's quantizers and nodes to the tensors and operators of the file, and
         the model's fingerprint. The file holds both, for ``verify``.
     """
-    target = check_output(path, overwrite=overwrite)
     ledger = ledger_of(model)
     writer = FORMATS.get(format or next(iter(ledger.backend.formats), "onnx"))()
     inputs = Inputs.of(example_inputs) if example_inputs is not None else ledger.example
-    deployment = deploy(model) if quantized else float_twin(model)
     options = ExportOptions(dynamic_batch, ledger.backend.activations.write_unsigned)
-    return ExportedFile(target, writer.write(deployment, inputs, target, options))
+
+    def write() -> bytes:
+        target = check_output(path, overwrite=overwrite)
+        deployment = deploy(model) if quantized else float_twin(model)
+        return writer.write(deployment, inputs, target, options).to_json().encode()
+
+    return ExportedFile(Path(path), ExportRecord.from_json(from_first_rank(write).decode()))

@@ -9,6 +9,7 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from bitwright.distributed import from_first_rank
 from bitwright.errors import SaveError
 from bitwright.graph.model import CapturedModel, users_class
 from bitwright.graph.rewriting.answers import answers_of
@@ -36,7 +37,8 @@ def save(
 
     The folder has ``model.safetensors`` (weights, ranges, and what methods and observers have learned and seen),
     ``recipe.yaml`` and ``bitwright.json``. It appears whole or not at all; one that is there already stays until the
-    new one is whole. What belongs to training, such as the state of an optimizer, is not part of it.
+    new one is whole. What belongs to training, such as the state of an optimizer, is not part of it. Under ``torchrun``
+    rank 0 writes, and the others wait for it.
 
     Args:
         model: what ``prepare`` or ``swap_modules`` returned, at any point after that.
@@ -47,8 +49,12 @@ def save(
     Returns:
         The folder.
     """
+    from_first_rank(lambda: _save(model, check_folder(folder, FILES, MANIFEST), example, source or {}))
+    return Path(folder)
+
+
+def _save(model: nn.Module, target: Path, example: bool, source: Mapping[str, str]) -> bytes:
     ledger = ledger_of(model)
-    target = check_folder(folder, FILES, MANIFEST)
     inputs = ledger.arguments["example_inputs"]
     described = describe(inputs)
     own, ranges = named_tensors(model), quantizer_tensors(model)
@@ -65,7 +71,7 @@ def save(
             format=FORMAT,
             versions=versions(),
             model=users_class(model).__qualname__,
-            source=dict(source or {}),
+            source=dict(source),
             swapped=ledger.swapped,
             backend=to_data(ledger.backend),
             arguments=_swap_arguments(ledger),
@@ -81,7 +87,7 @@ def save(
             fingerprint=hashlib.sha256("\n".join([files[TENSORS], *lines]).encode()).hexdigest(),
         )
         (partial / MANIFEST).write_text(manifest.to_text(), encoding="utf-8")
-    return Path(folder)
+    return b""
 
 
 def _write(path: Path, tensors: dict[str, Tensor]) -> None:

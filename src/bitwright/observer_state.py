@@ -1,5 +1,6 @@
-"""The progress of calibration: what the observers have seen, how many batches, and which."""
+"""What all observers of a model have seen: kept in a checkpoint while a model is calibrated, and joined over ranks."""
 
+import copy
 import os
 from collections.abc import Mapping
 from typing import Any, Self
@@ -7,6 +8,7 @@ from typing import Any, Self
 from torch import Tensor, nn
 
 from bitwright.checkpoints import Checkpoint, DelayedSignals, digest_of
+from bitwright.distributed import Ranks
 from bitwright.errors import SaveError
 from bitwright.graph import Inputs
 from bitwright.quantizer import TensorQuantizer, quantizers
@@ -38,14 +40,12 @@ class ObservingProgress:
     ) -> None:
         self._seeing, self._signals = seeing, DelayedSignals()
         self._file = Checkpoint(folder, job, identity_of(model))
-        self._state()  # an observer that does not say what it keeps is refused now, not after an hour
+        state_of(seeing)  # an observer that does not say what it keeps is refused now, not after an hour
         self.done, self._digest, self._expected = 0, "", ""
         saved = self._file.read()
         if saved is not None:
             self.done, self._expected = int(saved.data["batches"]), str(saved.data["data"])
-            for name, quantizer in seeing.items():
-                mine = {k.removeprefix(f"{name}:"): t for k, t in saved.tensors.items() if k.startswith(f"{name}:")}
-                quantizer.observer.load_state_tensors(mine)
+            load_state(seeing, saved.tensors)
 
     def has(self, inputs: Inputs, number: int) -> bool:
         """Whether batch ``number`` was seen before; raise if another one was."""
@@ -65,7 +65,7 @@ class ObservingProgress:
                 "it to start over"
             )
         if last or self._signals.noted is not None or self._file.due:
-            self._file.write(self._state(), {"batches": number, "data": self._digest})
+            self._file.write(state_of(self._seeing), {"batches": number, "data": self._digest})
             self._signals.deliver()
 
     def __enter__(self) -> Self:
@@ -75,5 +75,32 @@ class ObservingProgress:
     def __exit__(self, *error: Any) -> None:
         self._signals.__exit__(*error)
 
-    def _state(self) -> dict[str, Tensor]:
-        return {f"{n}:{key}": t for n, q in self._seeing.items() for key, t in q.observer.state_tensors().items()}
+
+def state_of(seeing: Mapping[str, TensorQuantizer]) -> dict[str, Tensor]:
+    """What the observers of quantizers have seen, by name."""
+    return {f"{name}:{key}": t for name, q in seeing.items() for key, t in q.observer.state_tensors().items()}
+
+
+def load_state(seeing: Mapping[str, TensorQuantizer], state: Mapping[str, Tensor]) -> None:
+    """Let observers go on from what :func:`state_of` gave."""
+    for name, quantizer in seeing.items():
+        start = f"{name}:"
+        mine = {key.removeprefix(start): tensor for key, tensor in state.items() if key.startswith(start)}
+        quantizer.observer.load_state_tensors(mine)
+
+
+def join(ranks: Ranks, model: nn.Module, seeing: Mapping[str, TensorQuantizer], batches: int, *, uneven: bool) -> None:
+    """Let the observers of every rank have seen what those of all ranks have, in the order of the ranks."""
+    if ranks.alone:
+        return
+    for what, digest in identity_of(model).items():
+        ranks.agree(f"the {what}", digest)
+    if not uneven:
+        ranks.agree("the number of batches", str(batches), "give each the same number, or say uneven=True")
+    first, *others = ranks.gather_tensors(state_of(seeing))
+    twins = copy.deepcopy(dict(seeing))
+    load_state(seeing, first)
+    for state in others:
+        load_state(twins, state)
+        for name, quantizer in seeing.items():
+            quantizer.observer.merge(twins[name].observer)

@@ -1,0 +1,126 @@
+"""Several processes under torchrun: what they tell each other travels as tensors of bytes, and none waits for ever.
+
+Everything here works in one process, too: it is then a group of one.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import load, save
+from torch import Tensor
+
+from bitwright.errors import BitwrightError, CalibrationError, DistributedError
+
+TIMEOUT = 1800.0  # seconds
+
+
+def world_size() -> int:
+    """How many processes there are."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def rank() -> int:
+    """Which of them this is, from 0."""
+    return dist.get_rank() if world_size() > 1 else 0
+
+
+class Ranks:
+    """All processes, which tell each other things in the same order.
+
+    Args:
+        group: the processes; None if there is one only.
+        timeout: how long each waits for the others, in seconds.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None, timeout: float) -> None:
+        self._group, self._timeout = group, timeout
+
+    @property
+    def alone(self) -> bool:
+        """Whether there is one process only."""
+        return self._group is None
+
+    def gather(self, data: bytes) -> list[bytes]:
+        """What every process gives, by rank."""
+        if self._group is None:
+            return [data]
+        with _waiting(self._timeout):
+            mine = torch.frombuffer(bytearray(data) or bytearray(1), dtype=torch.uint8)
+            sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(world_size())]
+            dist.all_gather(sizes, torch.tensor([len(data)]), group=self._group)
+            longest = max(1, *(int(size) for size in sizes))
+            padded = torch.zeros(longest, dtype=torch.uint8)
+            padded[: len(data)] = mine[: len(data)]
+            found = [torch.zeros_like(padded) for _ in sizes]
+            dist.all_gather(found, padded, group=self._group)
+        return [f[: int(size)].numpy().tobytes() for f, size in zip(found, sizes, strict=True)]
+
+    def gather_tensors(self, tensors: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
+        """The named tensors of every process, by rank."""
+        if self._group is None:
+            return [dict(tensors)]
+        return [load(data) for data in self.gather(save({n: t.cpu().contiguous() for n, t in tensors.items()}))]
+
+    @contextmanager
+    def together(self, error_type: type[BitwrightError] = DistributedError) -> Iterator[None]:
+        """Do something in every process; where it fails in one, it fails in all, with the reason."""
+        failed: Exception | None = None
+        try:
+            yield
+        except Exception as error:
+            if self._group is None or isinstance(error, DistributedError):
+                raise
+            failed = error
+        texts = self.gather(b"" if failed is None else f"{type(failed).__name__}: {failed}"[:1500].encode())
+        if failed is not None:
+            raise failed
+        for number, text in enumerate(texts):
+            if text:
+                raise error_type(f"rank {number} failed: {text.decode()}")
+
+    def agree(self, what: str, value: str, hint: str = "") -> None:
+        """Raise in every process unless all have the same value; ``hint`` says what to do about it."""
+        values = [data.decode() for data in self.gather(value.encode())]
+        odd = next((number for number, other in enumerate(values) if other != values[0]), None)
+        if odd is not None:
+            found = f"{values[0]} on rank 0, {values[odd]} on rank {odd}"
+            raise CalibrationError(f"{what} differs between ranks: {found}{hint and f'; {hint}'}")
+
+
+@contextmanager
+def all_ranks(timeout: float = TIMEOUT) -> Iterator[Ranks]:
+    """Yield all processes; they talk over the CPU, whatever the device that they compute on."""
+    if world_size() == 1:
+        yield Ranks(None, timeout)
+        return
+    with _waiting(timeout):
+        group: Any = dist.new_group(timeout=timedelta(seconds=timeout), backend="gloo")
+    try:
+        yield Ranks(group, timeout)
+    finally:
+        dist.destroy_process_group(group)
+
+
+@contextmanager
+def _waiting(timeout: float) -> Iterator[None]:
+    """Say in plain words that another process is gone."""
+    try:
+        yield
+    except (RuntimeError, ValueError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise DistributedError(
+            f"rank {rank()} of {world_size()} waited for the others, at most {timeout:g} s, and one of them ended, "
+            f"hangs, or does something else: {reason}"
+        ) from error
+
+
+def from_first_rank(action: Callable[[], bytes]) -> bytes:
+    """Do something on rank 0 while the others wait; all get what it gives, or an error if it fails."""
+    with all_ranks() as ranks:
+        with ranks.together():
+            data = action() if rank() == 0 else b""
+        return ranks.gather(data)[0]

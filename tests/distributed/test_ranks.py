@@ -1,0 +1,115 @@
+"""Two ranks do what one does on all of the data, and a rank that fails is an error on both, not a hang."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import bitwright as bw
+from tests.distributed.jobs import FREE, data, plain, prepared, scales, training
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(jobs, folder):
+    """Run jobs on two ranks; return what each found."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    common = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "tests.distributed.jobs", jobs, str(folder)]
+    ranks = [subprocess.Popen(command, cwd=ROOT, env={**common, "RANK": str(rank)}) for rank in (0, 1)]
+    for rank in ranks:
+        rank.wait(timeout=120)
+    files = [folder / f"rank{rank}.json" for rank in (0, 1)]
+    return [json.loads(file.read_text()) if file.exists() else None for file in files]
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    return run("calibration,qat", tmp_path_factory.mktemp("ranks"))
+
+
+def test_observers_without_an_order_find_the_same_ranges_to_the_bit(found):
+    for observer in FREE:
+        one = scales(bw.calibrate(prepared(observer), data()))
+        assert [rank["calibration"][observer] for rank in found] == [one, one]
+
+
+def test_moving_averages_and_moments_agree_but_for_rounding(found):
+    for observer in ("EMAMinMaxObserver", "LSQObserver"):
+        one = scales(bw.calibrate(prepared(observer), data()))
+        assert found[0]["calibration"][observer] == found[1]["calibration"][observer]
+        for name, value in found[0]["calibration"][observer].items():
+            torch.testing.assert_close(torch.tensor(value), torch.tensor(one[name]), rtol=1e-5, atol=0)
+
+
+def test_a_failure_on_one_rank_is_one_on_all(found):
+    here, there = (rank["calibration"] for rank in found)
+    assert here["no data"].startswith(
+        "CalibrationError: rank 1 failed: CalibrationError: the calibration data is empty"
+    )
+    assert there["no data"].startswith("CalibrationError: the calibration data is empty")
+    assert here["unchanged"]
+    assert there["unchanged"]
+    assert "rank 1 failed: CalibrationError: calibration batch 1 makes NaN" in here["nan"]
+    assert there["nan"].startswith("CalibrationError: calibration batch 1 makes NaN")
+    for rank in (here, there):
+        assert "the number of batches differs between ranks: 1 on rank 0, 2 on rank 1" in rank["different"]
+        assert "the model differs between ranks" in rank["other weights"]
+
+
+def test_uneven_shares_are_joined_where_that_is_wanted(found):
+    one = scales(bw.calibrate(prepared(), [data()[0], *data()[3:5]]))
+    assert [rank["calibration"]["uneven"] for rank in found] == [one, one]
+
+
+def test_one_rank_writes_and_all_read(found):
+    one = scales(bw.calibrate(prepared(), data()))
+    assert [rank["calibration"]["loaded"] for rank in found] == [one, one]
+    assert found[0]["calibration"]["file"].startswith("SaveError: the folder")
+    assert found[1]["calibration"]["file"].startswith("DistributedError: rank 0 failed: SaveError: the folder")
+    assert found[0]["calibration"]["exported"] == found[1]["calibration"]["exported"] != []
+
+
+def test_training_keeps_in_step(found):
+    here, there = (rank["qat"] for rank in found)
+    assert here == there
+    options = {"use_grad_scaling": False}  # LSQ's factor depends on the size of the batch
+    model = bw.calibrate(prepared("MinMaxObserver", "LearnableFakeQuantize", **options), data(2))
+    before = plain(model.state_dict())
+    training(model, data(1))
+    one = plain(model.state_dict())
+    assert one["bitwright.quantizers.input_1.method.scale"] != before["bitwright.quantizers.input_1.method.scale"]
+    for name, value in one.items():
+        for kind in ("DDP", "FSDP"):
+            torch.testing.assert_close(torch.tensor(here[kind][name]), torch.tensor(value), rtol=1e-5, atol=1e-7)
+
+
+def test_a_rank_that_dies_is_an_error_on_the_other(tmp_path):
+    here, there = run("dying", tmp_path)
+    assert there is None
+    assert here["dying"]["error"].startswith("DistributedError: rank 0 of 2 waited for the others, at most 20 s")
+
+
+def test_a_rank_that_hangs_is_waited_for_so_long_and_no_longer(tmp_path):
+    started = time.monotonic()
+    here, _ = run("hanging", tmp_path)
+    assert here["hanging"]["error"].startswith("DistributedError: rank 0 of 2 waited for the others, at most 2 s")
+    assert time.monotonic() - started < 100
+
+
+def test_one_process_is_a_group_of_one():
+    from bitwright.distributed import all_ranks, from_first_rank
+
+    with all_ranks() as ranks:
+        assert ranks.alone
+        assert ranks.gather(b"x") == [b"x"]
+        assert torch.equal(ranks.gather_tensors({"a": torch.ones(2)})[0]["a"], torch.ones(2))
+    assert from_first_rank(lambda: b"y") == b"y"
