@@ -29,6 +29,7 @@ PUBLIC = [
     "load",
     "plan",
     "prepare",
+    "reconstruct",
     "register_schedule",
     "report",
     "run_file",

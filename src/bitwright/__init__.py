@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from bitwright.preparation import ledger_of, plan, prepare
     from bitwright.quantizer import QuantDescriptor, TensorQuantizer, float_state_dict
     from bitwright.recipe import Recipe, Rule
+    from bitwright.reconstruction import reconstruct
     from bitwright.reporting import report
     from bitwright.saving import load, save
     from bitwright.spec import QuantSpec
@@ -38,6 +39,7 @@ _HOMES = {
     "analyze": "bitwright.analysis",
     "ledger_of": "bitwright.preparation",
     "load": "bitwright.saving",
+    "reconstruct": "bitwright.reconstruction",
     "report": "bitwright.reporting",
     "run_file": "bitwright.verification",
     "save": "bitwright.saving",
@@ -77,6 +79,7 @@ __all__ = [
     "load",
     "plan",
     "prepare",
+    "reconstruct",
     "register_schedule",
     "report",
     "run_file",

@@ -1,0 +1,1 @@
+"""The accuracy benchmark: what few bits cost on Fashion-MNIST, method by method."""

@@ -1,0 +1,76 @@
+"""The two nets of the accuracy benchmark: one of residual blocks, one of inverted residuals with depthwise layers."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+
+class Residual(nn.Module):
+    """Two 3x3 convolutions around a shortcut."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(outputs)
+        self.relu = nn.ReLU()
+        self.shortcut = nn.Sequential()
+        if stride != 1 or inputs != outputs:
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False), nn.BatchNorm2d(outputs)
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x)))))
+        return self.relu(out + self.shortcut(x))
+
+
+class InvertedResidual(nn.Module):
+    """1x1 to more channels, depthwise 3x3, 1x1 back; around it a shortcut where shapes agree."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int, expansion: int = 4) -> None:
+        super().__init__()
+        inner = inputs * expansion
+        self.body = nn.Sequential(
+            *(nn.Conv2d(inputs, inner, 1, bias=False), nn.BatchNorm2d(inner), nn.ReLU6()),
+            *(nn.Conv2d(inner, inner, 3, stride=stride, padding=1, groups=inner, bias=False), nn.BatchNorm2d(inner)),
+            *(nn.ReLU6(), nn.Conv2d(inner, outputs, 1, bias=False), nn.BatchNorm2d(outputs)),
+        )
+        self.joins = stride == 1 and inputs == outputs
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.body(x) if self.joins else self.body(x)
+
+
+def _stem(channels: int, activation: nn.Module) -> list[nn.Module]:
+    return [nn.Conv2d(1, channels, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(channels), activation]
+
+
+def resnet() -> nn.Module:
+    """ResNet-20: three stages of three blocks with 16, 32 and 64 channels at 14, 7 and 4 pixels."""
+    blocks, inputs = [], 16
+    for outputs in (16, 32, 64):
+        for i in range(3):
+            blocks.append(Residual(inputs, outputs, 2 if i == 0 and outputs > 16 else 1))
+            inputs = outputs
+    return nn.Sequential(*_stem(16, nn.ReLU()), *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
+
+
+def mobilenet() -> nn.Module:
+    """MobileNetV2, small: eight inverted residuals with 16 to 64 channels at 14, 7 and 4 pixels."""
+    shapes = ((16, 16, 1), (16, 24, 1), (24, 24, 1), (24, 40, 2), (40, 40, 1), (40, 40, 1), (40, 64, 2), (64, 64, 1))
+    head = [nn.Conv2d(64, 128, 1, bias=False), nn.BatchNorm2d(128), nn.ReLU6()]
+    blocks = [InvertedResidual(*shape) for shape in shapes]
+    pool = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, 10)]
+    return nn.Sequential(*_stem(16, nn.ReLU6()), *blocks, *head, *pool)
+
+
+NETS: dict[str, Callable[[], nn.Module]] = {"resnet": resnet, "mobilenet": mobilenet}
+
+
+def predict(model: nn.Module, images: Tensor) -> Tensor:
+    """The class of each image."""
+    with torch.no_grad():
+        return torch.cat([model(batch).argmax(1) for batch in images.split(500)])

@@ -1,0 +1,6 @@
+"""Reconstruction: learn how weights are rounded so that few bits keep their accuracy (AdaRound, BRECQ, QDrop)."""
+
+from bitwright.reconstruction.result import Reconstruction, UnitResult
+from bitwright.reconstruction.run import reconstruct
+
+__all__ = ["Reconstruction", "UnitResult", "reconstruct"]

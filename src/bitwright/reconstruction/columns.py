@@ -1,0 +1,87 @@
+"""Columns: what one tensor of a graph was over all batches, in memory or, above a limit, in files mapped to memory."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class Memory:
+    """Gives out tensors, and files mapped to memory once ``limit`` bytes are in use.
+
+    Args:
+        limit: bytes of memory to use at most; what does not fit goes to disk.
+        folder: where files are made.
+    """
+
+    def __init__(self, limit: float, folder: Path) -> None:
+        self.limit, self.folder = limit, folder
+        self.used = self.files = 0
+
+    def empty(self, shape: Sequence[int], like: Tensor) -> tuple[Tensor, Path | None]:
+        """A tensor of that shape, and its file if it has one."""
+        size = torch.Size(shape).numel()
+        length = size * like.element_size()
+        if not size or self.used + length <= self.limit:
+            self.used += length
+            return like.new_empty(shape), None
+        self.files += 1
+        path = self.folder / f"{self.files}.bin"
+        return torch.from_file(str(path), shared=True, size=size, dtype=like.dtype).view(*shape), path
+
+
+class Column:
+    """The values of one tensor, or of whatever else a node gives, batch by batch.
+
+    Tensors that have one row per sample stand in one block, so that any samples can be drawn.
+
+    Args:
+        sizes: the number of samples in each batch.
+        memory: where the block comes from.
+    """
+
+    def __init__(self, sizes: Sequence[int], memory: Memory) -> None:
+        self.sizes, self.memory = sizes, memory
+        self.values: list[Any] = []
+        self.block: Tensor | None = None
+        self._path: Path | None = None
+        self._device: torch.device | None = None
+
+    def append(self, value: Any) -> None:  # noqa: ANN401
+        """Add the value for the next batch."""
+        number = len(self.values)
+        if isinstance(value, Tensor):
+            value, self._device = value.detach(), value.device
+            if number == 0 and value.ndim and value.shape[0] == self.sizes[0]:
+                self.block, self._path = self.memory.empty((sum(self.sizes), *value.shape[1:]), value)
+            start = sum(self.sizes[:number])
+            place = None if self.block is None else self.block[start : start + self.sizes[number]]
+            if place is not None and place.shape == value.shape and place.dtype == value.dtype:
+                value = place.copy_(value)
+            else:
+                self.block = None  # batches differ: they are drawn as they are
+                value = value.clone()
+        else:
+            self.block = None
+        self.values.append(value)
+
+    def batch(self, number: int) -> Any:  # noqa: ANN401
+        """What the node gave for one batch; a copy, as who computes with it may write into it."""
+        value = self.values[number]
+        return value.to(self._device, copy=True) if isinstance(value, Tensor) else value
+
+    def rows(self, chosen: Tensor) -> Tensor:
+        """The samples of these numbers."""
+        if self.block is None:
+            raise ValueError("the values of this node are not one row per sample")
+        return self.block.index_select(0, chosen.to(self.block.device)).to(self._device)
+
+    def free(self) -> None:
+        """Give the memory, or the file, back."""
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
+        elif self.block is not None:
+            self.memory.used -= self.block.nbytes
+        self.values, self.block, self._path = [], None, None

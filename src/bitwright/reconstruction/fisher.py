@@ -1,0 +1,46 @@
+"""Importance: how much each value of a unit's result matters for the model's, by the gradient of the predictions."""
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bitwright.errors import ConfigError
+from bitwright.reconstruction.losses import prediction_gap
+
+
+class Importance:
+    """The diagonal of the Fisher information of results: the mean over all samples of the gradient's square.
+
+    The gradient is that of the gap between the quantized model's and the float model's predictions. Each tensor's
+    importance has the mean 1, so that losses keep their size.
+    """
+
+    def __init__(self) -> None:
+        self._sums: dict[Hashable, Tensor] = {}
+
+    def add(self, seen: Mapping[Hashable, Tensor], outputs: Sequence[Any], wanted: Sequence[Any]) -> None:
+        """Take in one batch: results that were ``seen`` on the way to ``outputs``."""
+        pairs = [(o, w) for o, w in zip(outputs, wanted, strict=True) if isinstance(o, Tensor) and o.requires_grad]
+        if not pairs:
+            raise ConfigError("reconstruct: the loss 'fisher' needs a result of the model that has a gradient")
+        gap = prediction_gap(*zip(*pairs, strict=True))
+        known = [key for key, value in seen.items() if value.requires_grad]
+        grads = torch.autograd.grad(gap, [seen[key] for key in known], allow_unused=True)
+        for key, grad in zip(known, grads, strict=True):
+            if grad is None:
+                continue
+            square = (grad.float() * grad.shape[0]).square().sum(0) if grad.ndim else grad.square()
+            if key in self._sums and self._sums[key].shape != square.shape:
+                raise ConfigError(
+                    f"reconstruct: the loss 'fisher' needs batches of one shape, but {key} has results of "
+                    f"{tuple(self._sums[key].shape)} and {tuple(square.shape)}; use loss='mse'"
+                )
+            self._sums[key] = self._sums[key] + square if key in self._sums else square
+
+    def of(self, key: Hashable) -> Tensor | None:
+        """The importance of each value of one sample's result, or None if it has no influence."""
+        total = self._sums.get(key)
+        mean = 0.0 if total is None else float(total.mean())
+        return None if total is None or mean == 0.0 else total / mean

@@ -1,0 +1,131 @@
+"""Learn one unit: train roundings and scales until its results come near those of the float model."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bitwright.methods.adaround import fraction
+from bitwright.quantizer import TensorQuantizer
+from bitwright.reconstruction.learned import LearnedScale, LearnedWeight
+from bitwright.reconstruction.losses import distance, undecided
+from bitwright.reconstruction.samples import Sample, Samples
+from bitwright.reconstruction.settings import Settings
+from bitwright.reconstruction.switch import switched_off
+
+_LOOK_EVERY = 100  # steps between looks at whether all roundings are decided
+
+
+@dataclass(frozen=True, eq=False)
+class Lesson:
+    """All that one unit's learning needs.
+
+    Attributes:
+        call: the unit.
+        samples: its inputs and targets.
+        importance: the weight of each value of each target, if they differ.
+        share: by what the error of each result is multiplied; together they are 1 before learning.
+        weights: what learns its rounding.
+        scales: what learns its scale.
+        activations: the quantizers of all activations in the unit.
+        settings: how to learn.
+    """
+
+    call: nn.Module
+    samples: Samples
+    importance: Sequence[Tensor | None]
+    share: Sequence[float]
+    weights: list[LearnedWeight]
+    scales: list[LearnedScale]
+    activations: list[TensorQuantizer]
+    settings: Settings
+
+    def learn(self, source: torch.Generator) -> int:
+        """Learn as the method says, and return the number of steps."""
+        keep = self.settings.keep if self.settings.method == "qdrop" else 1.0
+        for weight in self.weights:
+            weight.begin()
+        if self.settings.method == "qdrop":
+            for scale in self.scales:
+                scale.begin(keep)
+            done = self._train(self.weights, self.scales, self.settings.steps, keep, source)
+        else:
+            with switched_off(self.activations):
+                done = self._train(self.weights, [], self.settings.steps, keep, source)
+        for weight in self.weights:
+            weight.harden()
+        if self.settings.method == "brecq" and self.scales:
+            for scale in self.scales:
+                scale.begin(keep)
+            done += self._train([], self.scales, max(self.settings.steps // 4, 1), keep, source)
+        if self.settings.method != "adaround":
+            for scale in self.scales:
+                scale.finish()
+        return done
+
+    def _train(
+        self,
+        weights: list[LearnedWeight],
+        scales: list[LearnedScale],
+        steps: int,
+        keep: float,
+        source: torch.Generator,
+    ) -> int:
+        settings, call = self.settings, self.call
+        optimizer, rates = _optimizer(weights, scales, settings)
+        if optimizer is None:
+            return 0
+        strength = settings.rounding_weight / max(sum(w.rounding.numel() for w in weights), 1)
+        for step in range(steps):
+            sample = self.samples.draw(settings.batch_size, source)
+            results = call(*_mixed(sample, keep))
+            terms = distance(results, sample.targets, self.importance)
+            loss = sum((t * p for t, p in zip(terms, self.share, strict=True)), start=torch.zeros(()))
+            beta = settings.beta_at(step, steps) if weights else None
+            if beta is not None:
+                loss = loss + undecided(weights, beta) * (strength * settings.pressure(step, steps))
+            optimizer.zero_grad()
+            loss.backward()
+            for group, rate in rates:
+                group["lr"] = rate * 0.5 * (1.0 + math.cos(math.pi * step / steps))
+            optimizer.step()
+            if beta is not None and step % _LOOK_EVERY == 0 and not scales and _decided(weights):
+                return step + 1
+        return steps
+
+
+def _optimizer(
+    weights: list[LearnedWeight], scales: list[LearnedScale], settings: Settings
+) -> tuple[torch.optim.Optimizer | None, list[tuple[dict[str, Any], float]]]:
+    """Adam, and the groups of scales, each with a rate that fits its size."""
+    groups: list[dict[str, Any]] = []
+    if weights:
+        groups.append({"params": [w.rounding for w in weights], "lr": settings.lr})
+    for scale in scales:
+        rate = settings.scale_lr * float(scale.scale.detach().abs().mean())
+        groups.append({"params": [scale.scale], "lr": rate})
+    if not groups:
+        return None, []
+    optimizer = torch.optim.Adam(groups)
+    own = optimizer.param_groups[bool(weights) :]
+    return optimizer, [(group, group["lr"]) for group in own]
+
+
+def _mixed(sample: Sample, keep: float) -> list[Any]:
+    """The inputs, each value of the quantized model with probability ``keep`` and else of the float one."""
+    if keep == 1.0:
+        return sample.quantized
+    return [
+        torch.where(torch.rand(q.shape, device=q.device) < keep, q, x)
+        if isinstance(q, Tensor) and q is not x and q.is_floating_point()
+        else q
+        for q, x in zip(sample.quantized, sample.exact, strict=True)
+    ]
+
+
+def _decided(weights: list[LearnedWeight]) -> bool:
+    """Whether every rounding is up or down."""
+    return all(bool(((h := fraction(w.rounding.detach())).eq(0) | h.eq(1)).all()) for w in weights)

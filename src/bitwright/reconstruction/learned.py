@@ -1,0 +1,186 @@
+"""What a unit learns: the rounding of weights and the scales of activations, and how to undo it."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from bitwright.calibration import make_room_for_bias
+from bitwright.graph.evaluate import Evaluator
+from bitwright.graph.names import module_of
+from bitwright.methods import Method
+from bitwright.methods.adaround import AdaRoundFakeQuantize
+from bitwright.methods.qdrop import QDropFakeQuantize
+from bitwright.nn.functional import QuantFunction
+from bitwright.nn.weight_sites import weight_sites
+from bitwright.numerics import quantize
+from bitwright.quantizer import TensorQuantizer
+from bitwright.spec import PerTensor
+
+
+@dataclass(eq=False)
+class Learned:
+    """A quantizer that takes part, with what it was before.
+
+    Attributes:
+        name: the layer whose weight it quantizes, or its own name.
+        quantizer: what learns.
+    """
+
+    name: str
+    quantizer: TensorQuantizer
+    _before: tuple[Method, str, dict[str, Any]] | None = field(default=None, init=False)
+
+    def remember(self) -> None:
+        """Keep the range and the method as they are now."""
+        q = self.quantizer
+        self._before = q.method, q.method_name, dict(q._buffers)
+
+    def restore(self) -> None:
+        """Go back to what was remembered."""
+        if self._before is not None:
+            self.quantizer.method, self.quantizer.method_name, buffers = self._before
+            self.quantizer._buffers.update(buffers)
+            self.quantizer.method.start(*self.quantizer._known())
+
+
+@dataclass(eq=False)
+class LearnedWeight(Learned):
+    """A weight whose rounding is learned.
+
+    Attributes:
+        weight: what the quantizer quantizes.
+        layer: what has the weight.
+    """
+
+    weight: Tensor
+    layer: nn.Module
+
+    @property
+    def rounding(self) -> nn.Parameter:
+        """V, one value per weight."""
+        made = self.quantizer.method.rounding
+        if not isinstance(made, nn.Parameter):
+            raise TypeError(f"the rounding of {self.name!r} has not begun")
+        return made
+
+    @property
+    def method(self) -> AdaRoundFakeQuantize:
+        """The method while it learns, and afterwards."""
+        method = self.quantizer.method
+        if not isinstance(method, AdaRoundFakeQuantize):
+            raise TypeError(f"the weight of {self.name!r} is rounded by {type(method).__name__}")
+        return method
+
+    def begin(self) -> None:
+        """Let the quantizer round as V says, beginning from the float weight."""
+        self.remember()
+        self._adopt()
+        self.method.init(self.weight, *self.quantizer.qparams())
+
+    def harden(self) -> None:
+        """Round up or down for good."""
+        self.method.harden()
+        self.rounding.requires_grad_(False)
+
+    def ups(self) -> Tensor:
+        """Where it rounds up."""
+        return self.rounding.detach() >= 0
+
+    def round_by(self, ups: Tensor) -> None:
+        """Round up where ``ups`` says, for good."""
+        self._adopt()
+        self.method.learn("rounding", ups.to(self.weight.device).float() * 2.0 - 1.0)
+        self.harden()
+
+    def make_room(self) -> None:
+        """Raise scales that are too small for the layer's int32 bias; a function has its bias only when it runs."""
+        if not isinstance(self.layer, QuantFunction):
+            make_room_for_bias(self.layer)
+
+    def _adopt(self) -> None:
+        scale, zero_point = self.quantizer.qparams()
+        self.quantizer.method = AdaRoundFakeQuantize(self.quantizer.spec)
+        self.quantizer.method_name = "AdaRoundFakeQuantize"
+        if "_amax" not in self.quantizer._buffers:
+            self.quantizer.set_qparams(scale, zero_point)
+
+
+@dataclass(eq=False)
+class LearnedScale(Learned):
+    """An activation whose scale is learned."""
+
+    def begin(self, keep: float) -> None:
+        """Make the scale a Parameter; each value is quantized with probability ``keep``."""
+        self.remember()
+        method = QDropFakeQuantize(self.quantizer.spec, prob=keep)
+        method.start(*self.quantizer.qparams())
+        self.quantizer.method = method.to(self.quantizer.qparams()[0].device).train()
+
+    @property
+    def scale(self) -> nn.Parameter:
+        """The scale while it learns."""
+        return self.quantizer.method.scale  # pyrefly: ignore
+
+    def finish(self) -> None:
+        """Store what was learned, and quantize by the former method again."""
+        if self._before is None:
+            raise TypeError(f"the scale of {self.name!r} has not begun")
+        scale, zero_point = self.quantizer.qparams()
+        self.quantizer.method = self._before[0]
+        self.quantizer.set_qparams(scale, zero_point)
+
+
+def learnable_weights(model: fx.GraphModule, node: fx.Node) -> list[LearnedWeight]:
+    """The weights that a call quantizes, if their rounding can be learned."""
+    module = module_of(node, model)
+    if isinstance(module, QuantFunction):
+        weight = _argument(model, node)
+        found = [] if weight is None else [LearnedWeight(node.name, module.weight_quantizer, weight, module)]
+    elif module is None:
+        found = []
+    else:
+        found = weights_of(module, str(node.target))
+    return [each for each in found if _rounds_to_nearest(each)]
+
+
+def weights_of(module: nn.Module, path: str = "") -> list[LearnedWeight]:
+    """The weights of the layers in a module."""
+    return [
+        LearnedWeight(f"{path}.{site.name}".strip("."), site.quantizer, site.weight().detach(), site.layer)
+        for site in weight_sites(module)
+    ]
+
+
+def _argument(model: fx.GraphModule, node: fx.Node) -> Tensor | None:
+    """The weight that a function is given, if it does not depend on the model's inputs."""
+    given = node.args[1] if len(node.args) > 1 else node.kwargs.get("weight")
+    try:
+        value = Evaluator(model)(given) if isinstance(given, fx.Node) else None
+    except LookupError:
+        return None
+    return value.detach() if isinstance(value, Tensor) else None
+
+
+def _rounds_to_nearest(learned: LearnedWeight) -> bool:
+    """Whether the weight's integers are what rounding to nearest, or learned rounding, gives on a uniform grid."""
+    q, weight = learned.quantizer, learned.weight
+    if not (q.quantizes and q.calibrated and q.uniform) or q.spec.format.floating or not weight.is_floating_point():
+        return False
+    if isinstance(q.method, AdaRoundFakeQuantize):
+        return True
+    spec, params = q.spec, q.qparams()
+    where = (spec.qmin, spec.qmax, q.method.axis, q.method.group)
+    return torch.equal(q.integers(weight), quantize(weight, *params, *where, dtype=spec.format.storage))
+
+
+def learns_scale(quantizer: TensorQuantizer) -> bool:
+    """Whether a quantizer of an activation has a stored scale that may be any number."""
+    spec = quantizer.spec
+    stored = quantizer.quantizes and quantizer.uniform and quantizer._stored()[0].numel() > 0
+    return (
+        stored
+        and isinstance(spec.granularity, PerTensor)
+        and not (spec.format.floating or spec.power_of_two or quantizer.fixed)
+    )

@@ -1,0 +1,44 @@
+"""Losses: how far a unit's results are from the float ones, and how far roundings are from decided."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bitwright.reconstruction.learned import LearnedWeight
+
+
+def distance(results: Sequence[Any], targets: Sequence[Any], weights: Sequence[Tensor | None]) -> list[Tensor]:
+    """The mean of weight · (result - target)² for each result."""
+    found = []
+    for result, target, weight in zip(results, targets, weights, strict=True):
+        if weight is None:
+            found.append(F.mse_loss(result, target))
+        else:
+            found.append(((result - target).square() * weight).mean())
+    return found
+
+
+def undecided(weights: Iterable[LearnedWeight], beta: float) -> Tensor:
+    """The mean of 1 - |2h - 1|^β over all weights: 1 where everything is half-way, 0 once all is up or down."""
+    sums = [weight.method.regularizer(beta) for weight in weights]
+    return torch.stack(sums).sum()
+
+
+def prediction_gap(results: Sequence[Any], targets: Sequence[Any]) -> Tensor:
+    """How far the model's results are from the float model's.
+
+    Rows of numbers count as logits: the Kullback-Leibler divergence of their softmax, on average over rows. Other
+    tensors count by their squared error, relative to the target's power.
+    """
+    terms = []
+    for result, target in zip(results, targets, strict=True):
+        if result.ndim == 2 and result.shape[1] > 1:
+            wanted = target.log_softmax(1)
+            terms.append(F.kl_div(result.log_softmax(1), wanted, reduction="batchmean", log_target=True))
+        else:
+            power = target.square().mean().clamp_min(1e-12)
+            terms.append(F.mse_loss(result, target) / power)
+    return torch.stack(terms).sum()

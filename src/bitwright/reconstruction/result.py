@@ -1,0 +1,64 @@
+"""What reconstruction did, unit by unit."""
+
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+
+@dataclass(frozen=True)
+class UnitResult:
+    """What one unit gained.
+
+    Attributes:
+        name: the module or layers of the unit.
+        layers: the weights that learned their rounding.
+        scales: how many activations learned their scale.
+        before: the error of its results with nearest rounding, relative to their power.
+        after: the error now; never more than before.
+        kept: whether what was learned was better and is in force.
+        steps: training steps.
+        seconds: time taken.
+    """
+
+    name: str
+    layers: tuple[str, ...]
+    scales: int
+    before: float
+    after: float
+    kept: bool
+    steps: int
+    seconds: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> "UnitResult":
+        """Read what :meth:`to_dict` gave."""
+        made = cls(**data)
+        return replace(made, layers=tuple(made.layers))
+
+
+@dataclass
+class Reconstruction:
+    """What :func:`bitwright.reconstruct` did; ``print`` shows it as a table."""
+
+    method: str
+    units: list[UnitResult] = field(default_factory=list)
+
+    @property
+    def seconds(self) -> float:
+        """The time that all units took."""
+        return sum(unit.seconds for unit in self.units)
+
+    def __str__(self) -> str:
+        kept = sum(unit.kept for unit in self.units)
+        head = f"{self.method}: {kept} of {len(self.units)} units improved in {self.seconds:.0f} s"
+        width = max([4, *(len(unit.name) for unit in self.units)])
+        lines = [head, f"{'unit':<{width}}  layers  error before     after   steps  seconds"]
+        lines += [
+            f"{unit.name:<{width}}  {len(unit.layers):>6}  {unit.before:>12.3e}  {unit.after:.2e}  "
+            f"{unit.steps:>6}  {unit.seconds:>7.1f}{'' if unit.kept else '  (nearest rounding kept)'}"
+            for unit in self.units
+        ]
+        return "\n".join(lines)

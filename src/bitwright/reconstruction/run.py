@@ -1,0 +1,277 @@
+"""reconstruct: learn how weights are rounded, and scales of activations, unit by unit."""
+
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from bitwright.calibration import as_batches, as_inputs
+from bitwright.errors import CalibrationError, ConfigError
+from bitwright.graph.inputs import bind_inputs
+from bitwright.graph.names import module_of
+from bitwright.modes import eval_mode
+from bitwright.nn.functional import QuantFunction
+from bitwright.nn.weight_sites import weight_sites
+from bitwright.preparation import ledger_of
+from bitwright.progress import track
+from bitwright.quantizer import TensorQuantizer, quantizers
+from bitwright.reconstruction.checkpoint import Checkpoint, fingerprint
+from bitwright.reconstruction.columns import Memory
+from bitwright.reconstruction.flow import Flow
+from bitwright.reconstruction.learn import Lesson
+from bitwright.reconstruction.learned import (
+    LearnedScale,
+    LearnedWeight,
+    learnable_weights,
+    learns_scale,
+)
+from bitwright.reconstruction.result import Reconstruction, UnitResult
+from bitwright.reconstruction.samples import Samples
+from bitwright.reconstruction.settings import LossName, MethodName, Settings, UnitKind
+from bitwright.reconstruction.units import Unit, find_units
+from bitwright.reconstruction.whole import graph_of
+
+
+def reconstruct(
+    model: nn.Module,
+    batches: Iterable[Any],
+    method: MethodName = "qdrop",
+    unit: UnitKind = "auto",
+    *,
+    loss: LossName = "mse",
+    steps: int = 2000,
+    batch_size: int = 32,
+    lr: float = 1e-2,
+    scale_lr: float = 1e-3,
+    warmup: float = 0.2,
+    beta: tuple[float, float] = (20.0, 2.0),
+    rounding_weight: float = 1.0,
+    keep: float = 0.5,
+    merge: int = 1,
+    memory_limit: float = 4e9,
+    checkpoint: str | Path | None = None,
+    seed: int = 0,
+    progress: bool | None = None,
+) -> Reconstruction:
+    """Learn how the weights of a calibrated model are rounded, unit by unit, so that it comes near the float model.
+
+    A unit's inputs are those of the quantized model, with all units before it done; its results shall be those of the
+    float model. What was learned is kept where it is better than what was there before. The float weights stay as they
+    are; scales of weights, too.
+
+    Args:
+        model: what ``calibrate`` returned; it is changed in place.
+        batches: data as for ``calibrate``; 500 to 1000 samples are usual. No labels are needed.
+        method: ``"adaround"`` learns weights with float activations inside the unit; ``"brecq"`` then learns scales of
+            activations; ``"qdrop"`` learns both at once, with each activation quantized by chance.
+        unit: ``"layer"``, ``"block"`` (residual and attention blocks, found in the graph), or ``"auto"``: layers for
+            AdaRound, blocks for the others.
+        loss: ``"mse"``, or ``"fisher"``: squared errors weighted by how much they matter for the predictions.
+        steps: training steps per unit; papers have 20,000, with ``lr=1e-3``.
+        batch_size: samples per step; a whole batch where the model mixes its samples.
+        lr: learning rate of roundings (Adam).
+        scale_lr: learning rate of activation scales, relative to their size.
+        warmup: part of the steps without the rounding regulariser.
+        beta: exponent of the regulariser, from and to.
+        rounding_weight: strength of the regulariser half-way, beside an error of 1, that of nearest rounding; it grows
+            from 1/30 to 30 times that.
+        keep: probability that an activation is quantized (``"qdrop"``).
+        merge: how many neighbouring units are learned as one.
+        memory_limit: bytes of activations kept in memory; more go to a temporary folder.
+        checkpoint: folder where finished units are stored; the same call goes on from there.
+        seed: of all that is drawn at random.
+        progress: show a progress bar; by default only on a terminal.
+
+    Returns:
+        The error of every unit before and after; ``print`` shows it as a table.
+    """
+    settings = Settings(
+        *(method, unit, loss, steps, batch_size, lr, scale_lr, warmup, beta, rounding_weight, keep, merge, seed)
+    )
+    example = ledger_of(model).example
+    if not any(q.quantizes for q in quantizers(model).values()):
+        raise CalibrationError("no quantizer of the model is quantizing: calibrate it before reconstructing it")
+    inputs = [as_inputs(batch, len(example.args)) for batch in as_batches(batches)]
+    if not inputs:
+        raise CalibrationError("the data to reconstruct with is empty: it gave no batch")
+    with tempfile.TemporaryDirectory(prefix="bitwright-") as folder, _learning(model):
+        memory = Memory(memory_limit, Path(folder))
+        stored = None
+        if checkpoint is not None:
+            data = [value for each in inputs for value in (each.args, each.kwargs)]
+            stored = Checkpoint(checkpoint, fingerprint(model, settings, data))
+        graph = graph_of(model, example)
+        job = _Job(graph, settings, stored)
+        values = [bind_inputs(model, each.args, each.kwargs) for each in inputs]
+        flow = Flow(graph, job.units, values, list(quantizers(model).values()), memory)
+        return job.run(flow, progress)
+
+
+class _Job:
+    """One call of reconstruct."""
+
+    def __init__(self, model: fx.GraphModule, settings: Settings, checkpoint: Checkpoint | None) -> None:
+        self.model, self.settings, self.checkpoint = model, settings, checkpoint
+        weights = {node: learnable_weights(model, node) for node in model.graph.nodes}
+        if not any(weights.values()):
+            raise ConfigError(
+                "the model has no weight whose rounding can be learned: none is quantized to evenly spaced integers"
+            )
+        self.units = find_units(model, lambda node: bool(weights[node]), settings.unit_kind, settings.merge)
+        taken: set[TensorQuantizer] = set()  # a layer that is called again has learned already
+        self.weights: list[list[LearnedWeight]] = []
+        for unit in self.units:
+            found = {w.quantizer: w for node in unit.nodes for w in weights[node] if w.quantizer not in taken}
+            taken |= set(found)
+            self.weights.append(list(found.values()))
+        self.activations = [self._activations(unit) for unit in self.units]
+
+    def _activations(self, unit: Unit) -> list[TensorQuantizer]:
+        """The quantizers in a unit that quantize something other than weights."""
+        of_weights = {site.quantizer for site in weight_sites(self.model)}
+        of_weights |= {m.weight_quantizer for m in self.model.modules() if isinstance(m, QuantFunction)}
+        found: dict[TensorQuantizer, None] = {}
+        for node in unit.nodes:
+            module = module_of(node, self.model)
+            for quantizer in quantizers(module).values() if module is not None else ():
+                if quantizer.quantizes and quantizer not in of_weights:
+                    found[quantizer] = None
+        return list(found)
+
+    def _scales(self, number: int) -> list[LearnedScale]:
+        """The activations of a unit whose scales can be learned: those that no other unit has."""
+        if self.settings.method == "adaround":
+            return []
+        elsewhere = {q for i, found in enumerate(self.activations) if i != number for q in found}
+        own = [q for q in self.activations[number] if q not in elsewhere and learns_scale(q)]
+        return [LearnedScale(q.label, q) for q in own]
+
+    def run(self, flow: Flow, progress: bool | None) -> Reconstruction:
+        """Learn every unit."""
+        result = Reconstruction(self.settings.method)
+        importance = flow.importance() if self.settings.loss == "fisher" else None
+        for number in track(range(len(self.units)), "reconstructing", show=progress):
+            begin = time.perf_counter()
+            flow.enter(number)
+            targets = flow.targets(number)
+            if self.weights[number] and targets:
+                weigh = [None if importance is None else importance.of(node) for node in targets]
+                done = self._learn(number, flow, targets, weigh, begin)
+                result.units.append(done)
+            flow.leave(number)
+        return result
+
+    def _learn(
+        self, number: int, flow: Flow, targets: Sequence[fx.Node], weigh: list[Tensor | None], begin: float
+    ) -> UnitResult:
+        weights, scales = self.weights[number], self._scales(number)
+        for weight in weights:
+            weight.make_room()
+        outputs = flow.units[number].outputs
+        call = _Chosen(flow.calls[number], [outputs.index(node) for node in targets])
+        known = None if self.checkpoint is None else self.checkpoint.load(number, weights, scales)
+        if known is None:
+            known = self._improve(number, flow.samples(number), call, weigh, scales, begin)
+            if self.checkpoint is not None:
+                self.checkpoint.save(number, known, weights, scales)
+        for weight in weights:
+            weight.make_room()
+        return known
+
+    def _improve(
+        self,
+        number: int,
+        samples: Samples,
+        call: nn.Module,
+        weigh: list[Tensor | None],
+        scales: list[LearnedScale],
+        begin: float,
+    ) -> UnitResult:
+        weights, settings = self.weights[number], self.settings
+        powers = _mean(([target.square() for target in s.targets] for s in samples), weigh)
+        share = [1.0 / max(power, 1e-30) for power in powers]
+
+        def error() -> float:
+            found = _mean(
+                ([(r - t).square() for r, t in zip(call(*s.quantized), s.targets, strict=True)] for s in samples), weigh
+            )
+            return sum(e * p for e, p in zip(found, share, strict=True))
+
+        before, after, steps = error(), float("inf"), 0
+        if before > 0.0:
+            source = torch.Generator().manual_seed(settings.seed + number)
+            torch.manual_seed(settings.seed + number)
+            lesson = Lesson(
+                call,
+                samples,
+                weigh,
+                [p / before for p in share],
+                weights,
+                scales,
+                self.activations[number],
+                settings,
+            )
+            try:
+                with torch.enable_grad():
+                    steps = lesson.learn(source)
+                for weight in weights:
+                    weight.make_room()
+                after = error()
+            finally:
+                kept = after < before
+                if not kept:
+                    for learned in (*weights, *scales):
+                        learned.restore()
+        kept = after < before
+        return UnitResult(
+            self.units[number].name,
+            tuple(w.name for w in weights),
+            len(scales),
+            before,
+            after if kept else before,
+            kept,
+            steps,
+            time.perf_counter() - begin,
+        )
+
+
+class _Chosen(nn.Module):
+    """A unit that gives only some of its results."""
+
+    def __init__(self, call: nn.Module, chosen: list[int]) -> None:
+        super().__init__()
+        self.call, self.chosen = call, chosen
+
+    def forward(self, *values: Any) -> list[Any]:
+        """Compute the unit."""
+        results = self.call(*values)
+        return [results[i] for i in self.chosen]
+
+
+def _mean(squares: Iterable[list[Tensor]], weigh: list[Tensor | None]) -> list[float]:
+    """The mean of each result's values over all batches, weighted."""
+    total, count = [0.0] * len(weigh), [0] * len(weigh)
+    for batch in squares:
+        for i, (square, weight) in enumerate(zip(batch, weigh, strict=True)):
+            total[i] += float((square if weight is None else square * weight).sum(dtype=torch.float64))
+            count[i] += square.numel()
+    return [t / max(c, 1) for t, c in zip(total, count, strict=True)]
+
+
+@contextmanager
+def _learning(model: nn.Module) -> Iterator[None]:
+    """Evaluate the model without gradients of its own Parameters, and leave torch's random numbers as they were."""
+    asked = [p for p in model.parameters() if p.requires_grad]
+    with torch.random.fork_rng(devices=[]), eval_mode(model), torch.no_grad():
+        for parameter in asked:
+            parameter.requires_grad_(False)
+        try:
+            yield
+        finally:
+            for parameter in asked:
+                parameter.requires_grad_(True)

@@ -1,0 +1,69 @@
+"""Samples: what goes into a unit, quantized and float, and what should come out; drawn at random or batch by batch."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from bitwright.reconstruction.columns import Column
+
+Call = Callable[..., Sequence[Any]]
+
+
+class Sample(NamedTuple):
+    """Values of the quantized model's and the float model's inputs of a unit, and the float results."""
+
+    quantized: list[Any]
+    exact: list[Any]
+    targets: list[Any]
+
+
+class Samples:
+    """All samples of a unit.
+
+    Args:
+        quantized: the inputs in the quantized model.
+        exact: the inputs in the float model.
+        targets: the results in the float model that are to be met.
+        call: the unit in float, to find out whether it treats each sample by itself.
+    """
+
+    def __init__(self, quantized: list[Column], exact: list[Column], targets: list[Column], call: Call) -> None:
+        self.columns = Sample(quantized, exact, targets)
+        self.batches = len(targets[0].values)
+        self.sizes = targets[0].sizes
+        self.separable = self._separable(call)
+
+    def batch(self, number: int) -> Sample:
+        """One batch as it was given."""
+        return Sample(*([column.batch(number) for column in columns] for columns in self.columns))
+
+    def __iter__(self) -> Iterator[Sample]:
+        return (self.batch(number) for number in range(self.batches))
+
+    def draw(self, size: int, source: torch.Generator) -> Sample:
+        """Samples chosen at random, or one batch where samples cannot be told apart."""
+        if not self.separable:
+            return self.batch(int(torch.randint(self.batches, (), generator=source)))
+        chosen = torch.randperm(sum(self.sizes), generator=source)[:size]
+        return Sample(*([column.rows(chosen) for column in columns] for columns in self.columns))
+
+    def _separable(self, call: Call) -> bool:
+        """Whether some samples of a batch alone give the same results as within it."""
+        if any(column.block is None for columns in self.columns for column in columns) or self.sizes[0] < 2:
+            return False
+        chosen = torch.arange(self.sizes[0])[1::2]
+        try:
+            results = call(*(column.rows(chosen) for column in self.columns.exact))
+        except Exception:  # such as a reshape to the size of the batch
+            return False
+        wanted = (column.rows(chosen) for column in self.columns.targets)
+        return all(_close(r, w) for r, w in zip(results, wanted, strict=True))
+
+
+def _close(found: object, wanted: Tensor) -> bool:
+    if not isinstance(found, Tensor) or found.shape != wanted.shape:
+        return False
+    near = 1e-3 * wanted.abs().max().item() if wanted.numel() else 0.0
+    return bool(torch.allclose(found, wanted, rtol=1e-3, atol=near))

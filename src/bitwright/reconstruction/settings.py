@@ -1,0 +1,79 @@
+"""Settings: what reconstruct can be told, checked in one place."""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from bitwright.errors import ConfigError, suggest
+
+MethodName = Literal["adaround", "brecq", "qdrop"]
+UnitKind = Literal["layer", "block", "auto"]
+LossName = Literal["mse", "fisher"]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How units are found and learned; see :func:`bitwright.reconstruct`."""
+
+    method: MethodName = "qdrop"
+    unit: UnitKind = "auto"
+    loss: LossName = "mse"
+    steps: int = 2000
+    batch_size: int = 32
+    lr: float = 1e-2
+    scale_lr: float = 1e-3
+    warmup: float = 0.2
+    beta: tuple[float, float] = (20.0, 2.0)
+    rounding_weight: float = 1.0
+    keep: float = 0.5
+    merge: int = 1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, known in (("method", MethodName), ("unit", UnitKind), ("loss", LossName)):
+            value = getattr(self, name)
+            if value not in get_args(known):
+                raise ConfigError(f"reconstruct: {name} cannot be {value!r}{suggest(str(value), get_args(known))}")
+        for name, lowest, highest in _LIMITS:
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not lowest <= value <= highest:
+                span = f"at least {lowest:g}" if highest == _MANY else f"from {lowest:g} to {highest:g}"
+                raise ConfigError(f"reconstruct: {name} is a number {span}, not {value!r}")
+        for name in ("steps", "batch_size", "merge", "seed"):
+            if not isinstance(getattr(self, name), int):
+                raise ConfigError(f"reconstruct: {name} is a whole number, not {getattr(self, name)!r}")
+        if len(self.beta) != 2 or not self.beta[0] >= self.beta[1] > 0:
+            raise ConfigError(f"reconstruct: beta falls from one positive number to another, not {self.beta!r}")
+
+    @property
+    def unit_kind(self) -> str:
+        """Layers for AdaRound and blocks for the others, unless the user says which."""
+        if self.unit != "auto":
+            return self.unit
+        return "layer" if self.method == "adaround" else "block"
+
+    def beta_at(self, step: int, steps: int) -> float | None:
+        """The exponent of the rounding regulariser, which falls linearly; None in the warm-up."""
+        begin = self.warmup * steps
+        if step < begin:
+            return None
+        first, last = self.beta
+        return last + (first - last) * max(0.0, 1.0 - (step - begin) / max(steps - begin, 1.0))
+
+    @staticmethod
+    def pressure(step: int, steps: int) -> float:
+        """A factor of the regulariser, from 1/30 at the first step to 30 at the last: in the end all is decided."""
+        return 30.0 ** (2.0 * step / steps - 1.0)
+
+
+_MANY = float("inf")
+_LIMITS = (
+    ("steps", 1, _MANY),
+    ("batch_size", 1, _MANY),
+    ("lr", 0, _MANY),
+    ("scale_lr", 0, _MANY),
+    ("warmup", 0, 1),
+    ("rounding_weight", 0, _MANY),
+    ("keep", 0, 1),
+    ("merge", 1, _MANY),
+    ("seed", 0, 2**31),
+)

@@ -1,0 +1,184 @@
+"""Units: the runs of nodes that reconstruction improves at once, found in a prepared graph.
+
+The graph is cut where a single tensor that quantization changes is alive. What lies between two cuts is a residual
+block, an attention with its sum, a layer. Pieces of one module are joined if modules of that class have such blocks
+elsewhere: the inverted residuals without a shortcut are then units like those with one. Pieces of too many layers are
+split again, by the modules inside them or layer by layer; a unit may therefore have several results.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import chain, groupby, pairwise
+
+from torch import fx, nn
+
+from bitwright.graph.facts import facts, is_floating, shape_of
+from bitwright.graph.names import module_of
+from bitwright.quantizer import TensorQuantizer, quantizers
+
+MOST_LAYERS = 16
+"""A piece with more layers than these is split."""
+
+Nodes = list[fx.Node]
+
+
+@dataclass(frozen=True, eq=False)
+class Unit:
+    """A run of nodes.
+
+    Attributes:
+        name: the module or layers that it has.
+        nodes: in the order of the graph.
+        inputs: the nodes outside whose values it reads.
+        outputs: its nodes whose values are read outside.
+        moving: those of all nodes that quantization changes.
+    """
+
+    name: str
+    nodes: tuple[fx.Node, ...]
+    inputs: tuple[fx.Node, ...]
+    outputs: tuple[fx.Node, ...]
+    moving: frozenset[fx.Node]
+
+
+class _Graph:
+    """A graph as a list of calls, with what is known of each."""
+
+    def __init__(self, model: fx.GraphModule, learns: Callable[[fx.Node], bool]) -> None:
+        self.model = model
+        self.calls = [n for n in model.graph.nodes if n.op not in ("placeholder", "get_attr", "output")]
+        self.index = {node: i for i, node in enumerate(self.calls)}
+        self.layers = {node for node in self.calls if learns(node)}
+        self.moving = self._moving()
+
+    def _moving(self) -> set[fx.Node]:
+        """The nodes whose results quantization changes."""
+        found: set[fx.Node] = set()
+        for node in self.calls:
+            module = module_of(node, self.model)
+            changes = module is not None and any(q.quantizes for q in quantizers(module).values())
+            if changes or any(n in found for n in node.all_input_nodes):
+                found.add(node)
+        return found
+
+    def last_use(self, node: fx.Node) -> int:
+        return max((self.index.get(user, len(self.calls)) for user in node.users), default=-1)
+
+    def pieces(self) -> list[Nodes]:
+        """The runs between places where one moving tensor is alive.
+
+        What comes after a layer and keeps its shape (an activation, a quantizer) belongs to it; what changes the shape
+        (pooling) belongs to what follows, so that results are compared before it.
+        """
+        pieces: list[Nodes] = [[]]
+        alive: dict[fx.Node, int] = {}
+        for i, node in enumerate(self.calls):
+            pieces[-1].append(node)
+            if node in self.moving and not facts(node).plain:
+                alive[node] = self.last_use(node)
+            alive = {n: last for n, last in alive.items() if last > i}
+            if len(alive) == 1 and is_floating(next(iter(alive))):
+                pieces.append([])
+        return self._joined([p for p in pieces if p])
+
+    def _joined(self, pieces: list[Nodes]) -> list[Nodes]:
+        joined: list[Nodes] = []
+        for piece in pieces:
+            before = joined[-1] if joined else []
+            same = bool(before) and shape_of(before[-1]) == shape_of(piece[-1])
+            if before and (not self.count(before) or (not self.count(piece) and same)):
+                before += piece
+            else:
+                joined.append(list(piece))
+        return joined
+
+    def count(self, nodes: Nodes) -> int:
+        return sum(node in self.layers for node in nodes)
+
+    def by_layer(self, piece: Nodes) -> list[Nodes]:
+        """A piece cut before each of its layers."""
+        starts = [i for i, node in enumerate(piece) if node in self.layers][1:]
+        return [piece[a:b] for a, b in pairwise([0, *starts, len(piece)])]
+
+    def scope(self, piece: Nodes, *, layers: bool = False) -> str:
+        """The module that has all calls of a piece from its first layer on, or its layers; containers do not count."""
+        first = next((i for i, node in enumerate(piece) if node in self.layers), 0)
+        counted = [n for n in piece[first:] if n in self.layers or not (layers or self._is_quantizer(n))]
+        paths = [facts(n).scope.split(".") for n in counted or piece]
+        common = paths[0]
+        for path in paths[1:]:
+            common = [a for i, a in enumerate(common) if path[: i + 1] == common[: i + 1]]
+        while common and common[0] and isinstance(self._module(common), nn.Sequential | nn.ModuleList):
+            common = common[:-1]
+        return ".".join(common)
+
+    def _is_quantizer(self, node: fx.Node) -> bool:
+        return isinstance(module_of(node, self.model), TensorQuantizer)
+
+    def _module(self, path: Sequence[str]) -> nn.Module:
+        return self.model.get_submodule(".".join(path))
+
+    def by_module(self, piece: Nodes) -> list[Nodes]:
+        """A piece of too many layers, split by the modules inside it, or by layers."""
+        if self.count(piece) <= MOST_LAYERS:
+            return [piece]
+        depth = len(self.scope(piece).split(".")) if self.scope(piece) else 0
+        runs = [list(run) for _, run in groupby(piece, lambda n: facts(n).scope.split(".")[: depth + 1])]
+        parts = self._joined(runs)
+        if len(parts) == 1:
+            return self.by_layer(piece)
+        return [small for part in parts for small in self.by_module(part)]
+
+    def by_block(self, pieces: list[Nodes]) -> list[Nodes]:
+        """Pieces joined where they are one module of a class that has blocks."""
+        scopes = [self.scope(piece) for piece in pieces]
+        classes = {
+            type(self.model.get_submodule(scope))
+            for piece, scope in zip(pieces, scopes, strict=True)
+            if scope and self.count(piece) > 1
+        }
+
+        def owner(scope: str) -> str | None:
+            parts = scope.split(".")
+            paths = [".".join(parts[:i]) for i in range(len(parts), 0, -1)]
+            return next((p for p in paths if p and type(self.model.get_submodule(p)) in classes), None)
+
+        joined: list[Nodes] = []
+        owners: list[str | None] = []
+        for piece, mine in zip(pieces, map(owner, scopes), strict=True):
+            fits = bool(joined) and self.count(joined[-1]) + self.count(piece) <= MOST_LAYERS
+            if fits and mine is not None and mine == owners[-1]:
+                joined[-1] += piece
+            else:
+                joined.append(list(piece))
+                owners.append(mine)
+        return joined
+
+    def unit(self, nodes: Nodes) -> Unit:
+        """A run of nodes with what goes in and out."""
+        inside = set(nodes)
+        read = [n for node in nodes for n in node.all_input_nodes if n not in inside and n.op != "get_attr"]
+        written = [n for n in nodes if any(user not in inside for user in n.users)]
+        names = [str(n.target) if n.op == "call_module" else n.name for n in nodes if n in self.layers]
+        whole = self.scope(nodes, layers=True)
+        several = whole or f"{names[0]} to {names[-1]}" if names else nodes[0].name
+        name = names[0] if len(names) == 1 else several
+        return Unit(name, tuple(nodes), tuple(dict.fromkeys(read)), tuple(written), frozenset(self.moving))
+
+
+def find_units(model: fx.GraphModule, learns: Callable[[fx.Node], bool], unit: str, merge: int) -> list[Unit]:
+    """The units of a graph, in order; together they have all its nodes.
+
+    Args:
+        model: a prepared and calibrated graph.
+        learns: whether a call has something to learn.
+        unit: "layer" or "block".
+        merge: how many neighbours are joined into one unit.
+    """
+    graph = _Graph(model, learns)
+    pieces = graph.pieces()
+    if unit == "layer":
+        runs = [run for piece in pieces for run in graph.by_layer(piece)]
+    else:
+        runs = graph.by_block([part for piece in pieces for part in graph.by_module(piece)])
+    return [graph.unit([*chain(*runs[i : i + merge])]) for i in range(0, len(runs), merge)]

@@ -1,0 +1,49 @@
+"""A graph of a single call, for a model whose forward could not be captured: it is one unit."""
+
+import operator
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from bitwright.graph import CapturedModel, Inputs
+from bitwright.graph.facts import set_value
+from bitwright.graph.inputs import bind_inputs, caller
+
+
+class _Flat(nn.Module):
+    """Calls a model with the values of its inputs in order, and gives the tensors in its result as a tuple."""
+
+    def __init__(self, model: nn.Module, example: Inputs) -> None:
+        super().__init__()
+        self.model = model
+        self.names = list(bind_inputs(model, example.args, example.kwargs))
+        self._call = caller(model, example.args, example.kwargs)
+
+    def forward(self, *values: Any) -> tuple[Tensor, ...]:
+        """Call the model."""
+        return tuple(_tensors(self._call(self.model, dict(zip(self.names, values, strict=True)))))
+
+
+def graph_of(model: nn.Module, example: Inputs) -> fx.GraphModule:
+    """The graph of a captured model, or one that calls the model as it is."""
+    if isinstance(model, CapturedModel):
+        return model
+    flat = _Flat(model, example)
+    with torch.no_grad():
+        results = flat(*bind_inputs(model, example.args, example.kwargs).values())
+    graph = fx.Graph()
+    call = graph.call_module("flat", tuple(graph.placeholder(name) for name in flat.names))
+    parts = [graph.call_function(operator.getitem, (call, i)) for i in range(len(results))]
+    for node, value in zip(parts, results, strict=True):
+        set_value(node, value)
+    graph.output(tuple(parts))
+    return fx.GraphModule({"flat": flat}, graph)
+
+
+def _tensors(value: Any) -> list[Tensor]:  # noqa: ANN401
+    if isinstance(value, Tensor):
+        return [value]
+    items = value.values() if isinstance(value, Mapping) else value if isinstance(value, tuple | list) else ()
+    return [tensor for item in items for tensor in _tensors(item)]

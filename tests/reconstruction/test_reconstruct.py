@@ -1,0 +1,169 @@
+"""reconstruct: errors fall or stay, and what was learned is what is deployed."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import bitwright as bw
+from bitwright.errors import CalibrationError, ConfigError
+from bitwright.nn.weight_sites import weight_sites
+from bitwright.quantizer import Mode, quantizers
+from bitwright.reconstruction.columns import Column, Memory
+from tests.reconstruction.nets import NETS, calibrated
+
+FEW = {"steps": 40, "batch_size": 8, "lr": 0.1}
+
+
+def run(name="residual", **options):
+    model, batches = calibrated(name)
+    return model, batches, bw.reconstruct(model, batches, **{**FEW, **options})
+
+
+def weights(model):
+    return {site.name: site.quantizer.integers(site.weight()).clone() for site in weight_sites(model)}
+
+
+def same(one, other):
+    return all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("method", ["adaround", "brecq", "qdrop"])
+@pytest.mark.parametrize("name", NETS)
+def test_the_error_of_every_unit_goes_down_or_stays(name, method):
+    model, batches = calibrated(name)
+    before = weights(model)
+    result = bw.reconstruct(model, batches, method, **FEW)
+    assert all(unit.after <= unit.before for unit in result.units)
+    # Nets that are one large unit need more steps than these to gain something.
+    assert name in ("kinds", "island", "outer") or any(unit.kept for unit in result.units)
+    after = weights(model)
+    assert max(int((after[n].int() - before[n].int()).abs().max()) for n in before) <= 1
+    assert not any(p.requires_grad for n, p in model.named_parameters() if "rounding" in n)
+    assert f"{len(result.units)} units" in str(result)
+
+
+def test_an_island_gains_with_more_steps():
+    _, _, result = run("island", method="adaround", steps=300, lr=0.02)
+    assert result.units[0].after < 0.8 * result.units[0].before
+
+
+def test_the_reported_error_is_that_of_the_deployed_model():
+    model, batches = calibrated("residual")
+    result = bw.reconstruct(model, batches, "brecq", **FEW)
+    gap = power = 0.0
+    with torch.no_grad():
+        for batch in batches:
+            quantized = model(*batch)
+            modes = {q: q.mode for q in quantizers(model).values()}
+            for q in modes:
+                q.mode = Mode.OFF
+            exact = model(*batch)
+            for q, mode in modes.items():
+                q.mode = mode
+            gap, power = gap + float((quantized - exact).square().sum()), power + float(exact.square().sum())
+    assert result.units[-1].after == pytest.approx(gap / power, rel=1e-4)
+
+
+def test_with_quantizers_off_the_model_is_still_the_float_one():
+    model, batches = calibrated("residual")
+    modes = {q: q.mode for q in quantizers(model).values()}
+
+    def in_float():
+        for q in modes:
+            q.mode = Mode.OFF
+        try:
+            return model(*batches[0])
+        finally:
+            for q, mode in modes.items():
+                q.mode = mode
+
+    before = in_float()
+    bw.reconstruct(model, batches, **FEW)
+    assert torch.equal(in_float(), before)
+    assert all(p.requires_grad for n, p in model.named_parameters() if "rounding" not in n)
+
+
+def test_the_same_seed_gives_the_same_model_and_another_one_does_not():
+    models = [run(seed=seed)[0] for seed in (3, 3, 4)]
+    assert same(weights(models[0]), weights(models[1]))
+    scales = [[float(q.scale.sum()) for q in quantizers(m).values()] for m in models]
+    assert scales[0] == scales[1] != scales[2]
+
+
+def test_the_random_numbers_of_the_caller_are_left_alone():
+    model, batches = calibrated("residual")
+    torch.manual_seed(7)
+    bw.reconstruct(model, batches, **FEW)
+    after = torch.rand(3)
+    torch.manual_seed(7)
+    assert torch.equal(after, torch.rand(3))
+
+
+@pytest.mark.parametrize("options", [{"loss": "fisher"}, {"merge": 2}, {"memory_limit": 0}, {"unit": "layer"}])
+def test_options_keep_the_promise(options):
+    _, _, result = run(**options)
+    assert all(unit.after <= unit.before for unit in result.units)
+    assert any(unit.kept for unit in result.units)
+
+
+def test_values_on_disk_are_those_in_memory(tmp_path):
+    a, b = (weights(run(memory_limit=limit)[0]) for limit in (0, 1e9))
+    assert same(a, b)
+    column = Column([2, 1], memory := Memory(0, tmp_path))
+    column.append(torch.ones(2, 3))
+    column.append(torch.zeros(1, 3))
+    assert (memory.files, len(list(tmp_path.iterdir()))) == (1, 1)
+    assert column.rows(torch.tensor([2, 0])).tolist() == [[0.0] * 3, [1.0] * 3]
+    column.free()
+    assert not list(tmp_path.iterdir())
+
+
+def test_batches_of_other_shapes_are_learned_as_they_are():
+    model, _ = calibrated("residual")
+    batches = [torch.randn(4, 3, 8, 8), torch.randn(3, 3, 10, 10)]
+    result = bw.reconstruct(model, batches, **FEW)
+    assert all(unit.after <= unit.before for unit in result.units)
+
+
+def test_a_user_who_interrupts_gets_a_sound_model(monkeypatch):
+    model, batches = calibrated("residual")
+    before, state = weights(model), copy.deepcopy(model.state_dict())
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("bitwright.reconstruction.learn.undecided", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        bw.reconstruct(model, batches, **FEW)
+    assert same(weights(model), before)
+    assert model.state_dict().keys() == state.keys()
+    assert all(torch.equal(v, state[k]) for k, v in model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"method": "qdorp"}, "did you mean 'qdrop'"),
+        ({"unit": "blocks"}, "did you mean 'block'"),
+        ({"steps": 0}, "steps is a number at least 1, not 0"),
+        ({"keep": 1.5}, "keep is a number from 0 to 1, not 1.5"),
+        ({"steps": 1.5}, "steps is a whole number, not 1.5"),
+        ({"beta": (2, 20)}, "beta falls"),
+    ],
+)
+def test_wrong_settings_are_refused_by_name(options, words):
+    model, batches = calibrated("residual")
+    with pytest.raises(ConfigError, match=words):
+        bw.reconstruct(model, batches, **options)
+
+
+def test_a_model_with_nothing_to_learn_is_refused():
+    x = torch.randn(4, 3)
+    with pytest.raises(ConfigError, match="no weight whose rounding can be learned"):
+        bw.reconstruct(bw.calibrate(bw.prepare(nn.Linear(3, 3), x, recipe="FP8"), x), x)
+    with pytest.raises(CalibrationError, match="calibrate it before"):
+        bw.reconstruct(bw.prepare(nn.Linear(3, 3), x), x)
+    with pytest.raises(CalibrationError, match="empty"):
+        bw.reconstruct(bw.calibrate(bw.prepare(nn.Linear(3, 3), x), x), [])
