@@ -1,79 +1,140 @@
-"""A model whose preparation waits for its first call: for toolkits that asked for no example inputs.
+"""Models prepared without example inputs, for toolkits that asked for none.
 
-Until then it is a copy of the float model, of its class, with its names and attributes. On the first call it prepares
-itself with the call's arguments as example inputs; it stays the same object with the same Parameters, so an optimizer
-made before goes on with them.
+Inputs are looked for, and the model is prepared with them at once: it has its quantizers, Parameters and graph. If its
+first call takes another way through the model than these inputs did, it is prepared again with the call's own, as the
+same object with the same Parameters. Where no inputs are found, it waits for its first call as a copy of the float
+model, and refuses what would not hold afterwards: an optimizer, a quantized checkpoint, its graph.
 """
 
 import copy
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
+from bitwright.compat.example import find_inputs
+from bitwright.errors import CaptureError, ConfigError
 from bitwright.graph import Inputs
+from bitwright.graph.inputs import flat_inputs
+from bitwright.modes import eval_mode
+from bitwright.preparation import ledger_of
 from bitwright.preparation.ledger import WAITING
+from bitwright.quantizer import quantizers
 
 Finish = Callable[[nn.Module, Inputs], nn.Module]
+Action = Callable[[nn.Module], None]
 
 
-@dataclass
-class _Plan:
-    finish: Finish
-    origin: type[nn.Module]
-    then: list[Callable[[nn.Module], None]] = field(default_factory=list)
+class _FirstCall:
+    """In the place of a model's ``forward`` until its first call.
+
+    Args:
+        model: the model, prepared with inputs that were found, or waiting for its first call.
+        origin: the float model.
+        finish: prepares a float model.
+        found: the inputs that it was prepared with, if any.
+    """
+
+    def __init__(self, model: nn.Module, origin: nn.Module, finish: Finish, found: Inputs | None) -> None:
+        self.model, self.origin, self.finish, self.found = model, origin, finish, found
+        self.then: list[Action] = []
+        self.__signature__ = inspect.signature(origin.forward)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Settle the model for these inputs, and run it."""
+        if torch.compiler.is_compiling() or torch.compiler.is_exporting():
+            return type(self.model).forward(self.model, *args, **kwargs)
+        self.settle(Inputs(args, kwargs))
+        return self.model.forward(*args, **kwargs)
+
+    def settle(self, inputs: Inputs) -> None:
+        """Prepare the model with ``inputs``, unless it is; if that is refused, it stays as it is."""
+        model, waiting = self.model, isinstance(self.model, _Pending)
+        if not waiting:
+            model.__dict__.pop("forward")
+            if self.found is not None and _alike(model, self.found, inputs) and _takes(model, inputs):
+                return
+        origin = self.origin
+        if waiting:
+            origin = model
+            model.__class__ = type(self.origin)
+            del model.__dict__[WAITING]
+        else:
+            own = {name: value for name, value in model.state_dict().items() if name in self.origin.state_dict()}
+            origin.load_state_dict(own)
+        try:
+            made = self.finish(origin, inputs)
+            if not waiting:
+                _check_parameters(model, made, inputs)
+                made.load_state_dict(model.state_dict())
+                keep_modes(made, model)
+        except BaseException:
+            _attach(model, self)
+            raise
+        _become(model, made)
+        for action in self.then:
+            action(model)
 
 
 class _Pending(nn.Module):
-    """Mixed before the class of a float model."""
+    """Mixed before the class of a float model that waits for its first call."""
+
+    def __refuse(self, what: str) -> NoReturn:
+        raise ConfigError(
+            f"this {type(self).__name__} is prepared when it is first called, and has {what} only then: run it once, "
+            "or give example_inputs when it is prepared"
+        )
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Prepare with these inputs, and run."""
-        complete(self, Inputs(args, kwargs))
-        return self.forward(*args, **kwargs)
+        return self.__dict__[WAITING](*args, **kwargs)
+
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
+        """Refuse: an optimizer would not train what the quantizers learn."""
+        self.__refuse("all its Parameters")
+
+    @property
+    def graph(self) -> fx.Graph:
+        """Refuse."""
+        self.__refuse("a graph")
+
+    @property
+    def code(self) -> str:
+        """Refuse."""
+        self.__refuse("code")
+
+    def load_state_dict(self, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
+        """Load a checkpoint of the float model; one with quantizers is refused."""
+        if any(name not in self.state_dict() for name in state_dict):
+            self.__refuse("quantizers to load into")
+        return super().load_state_dict(state_dict, *args, **kwargs)
 
 
 def postpone(model: nn.Module, finish: Finish) -> nn.Module:
-    """A copy of ``model`` that becomes what ``finish(model, inputs)`` makes of it, once it is called."""
+    """Prepare a copy of ``model`` by ``finish(model, inputs)``: with inputs that are found, or when it is called."""
+    inputs = find_inputs(model)
+    if inputs is not None:
+        made, origin = finish(model, inputs), copy.deepcopy(model)
+        _attach(made, _FirstCall(made, origin, finish, inputs))
+        return made
     waiting = copy.deepcopy(model)
-    origin = type(waiting)
-    waiting.__dict__[WAITING] = _Plan(finish, origin)
-    waiting.__class__ = type(origin.__name__, (_Pending, origin), {"__module__": origin.__module__})
+    _attach(waiting, _FirstCall(waiting, model, finish, None))
     return waiting
 
 
 def is_pending(model: nn.Module) -> bool:
-    """Whether a model still waits for its first call."""
+    """Whether a model has no quantizers before its first call."""
     return isinstance(model, _Pending)
 
 
-def when_prepared(model: nn.Module, action: Callable[[nn.Module], None]) -> None:
-    """Do something with a prepared model: now, or as soon as it is prepared."""
-    if is_pending(model):
-        model.__dict__[WAITING].then.append(action)
-    else:
-        action(model)
-
-
-def complete(model: nn.Module, inputs: Inputs) -> None:
-    """Prepare a waiting model in place; if that is refused, it goes on waiting."""
-    plan, waiting = model.__dict__.pop(WAITING), type(model)
-    model.__class__ = plan.origin
-    try:
-        made = plan.finish(model, inputs)
-    except BaseException:
-        model.__class__ = waiting
-        model.__dict__[WAITING] = plan
-        raise
-    _take_parameters(made, model)
-    model.__dict__.clear()
-    model.__dict__.update(made.__dict__)
-    model.__class__ = type(made)
-    if isinstance(model, fx.GraphModule):
-        model.graph.owning_module = model
-    for action in plan.then:
+def when_prepared(model: nn.Module, action: Action) -> None:
+    """Do something with a prepared model: now, and again should it be prepared again at its first call."""
+    first = model.__dict__.get(WAITING) or model.__dict__.get("forward")
+    if isinstance(first, _FirstCall):
+        first.then.append(action)
+    if not is_pending(model):
         action(model)
 
 
@@ -84,12 +145,65 @@ def keep_modes(made: nn.Module, origin: nn.Module) -> None:
         module.training = modes.get(path, origin.training)
 
 
-def _take_parameters(made: nn.Module, origin: nn.Module) -> None:
-    """Give a prepared model the very Parameters of the one it was made from, but for those that were changed."""
+def _attach(model: nn.Module, first: _FirstCall) -> None:
+    if first.found is not None:
+        model.__dict__["forward"] = first
+        return
+    origin = type(first.origin)
+    model.__dict__[WAITING] = first
+    model.__class__ = type(origin.__name__, (_Pending, origin), {"__module__": origin.__module__})
+
+
+def _alike(model: nn.Module, found: Inputs, given: Inputs) -> bool:
+    """Whether two calls have the same tensors, but for their sizes."""
+    try:
+        kinds = [{n: (x.ndim, x.dtype) for n, x in flat_inputs(model, i).items()} for i in (found, given)]
+    except TypeError:
+        return False
+    return kinds[0] == kinds[1]
+
+
+def _takes(model: nn.Module, inputs: Inputs) -> bool:
+    """Whether the graph of a prepared model holds for ``inputs``; nothing in the model changes."""
+    if not ledger_of(model).guards:
+        return True
+    before = [(quantizer, quantizer.enabled) for quantizer in quantizers(model).values()]
+    try:
+        for quantizer, _ in before:
+            quantizer.enabled = False
+        with torch.no_grad(), torch.random.fork_rng(devices=[]), eval_mode(model):
+            model.forward(*copy.deepcopy(inputs.args), **copy.deepcopy(inputs.kwargs))
+    except CaptureError:
+        return False
+    finally:
+        for quantizer, enabled in before:
+            quantizer.enabled = enabled
+    return True
+
+
+def _check_parameters(model: nn.Module, made: nn.Module, inputs: Inputs) -> None:
+    """Refuse to change what an optimizer may hold."""
+    known, new = (dict(m.named_parameters()) for m in (model, made))
+    lost = [name for name in (*known, *new) if name not in known or name not in new]
+    lost += [name for name in known if name in new and known[name].shape != new[name].shape]
+    if lost:
+        raise ConfigError(
+            f"the inputs {inputs} make another graph than those it was prepared with, and other Parameters "
+            f"({lost[0]}, …), which an optimizer may hold: give example_inputs like these when it is prepared"
+        )
+
+
+def _become(model: nn.Module, made: nn.Module) -> None:
+    """Turn a model into another that was made of it, with its very Parameters but for those that were changed."""
     modules = dict(made.named_modules(remove_duplicate=False))
-    for path, module in origin.named_modules(remove_duplicate=False):
+    for path, module in model.named_modules(remove_duplicate=False):
         twin = modules.get(path)
         for name, value in module._parameters.items():
             present = twin._parameters.get(name) if twin is not None else None
-            if twin is not None and value is not None and present is not None and torch.equal(present, value):
+            if twin is not None and isinstance(value, Tensor) and present is not None and torch.equal(present, value):
                 twin._parameters[name] = value
+    model.__dict__.clear()
+    model.__dict__.update(made.__dict__)
+    model.__class__ = type(made)
+    if isinstance(model, fx.GraphModule):
+        model.graph.owning_module = model

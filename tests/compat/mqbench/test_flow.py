@@ -86,10 +86,13 @@ def test_ranges_that_follow_the_data(model, x):
     assert weight.mode is Mode.QUANTIZE
 
 
-def test_a_model_that_waits_for_its_first_call(model, x):
+def test_a_model_without_example_inputs_is_prepared_at_once(model, x):
     model.layer1.train()
     waiting = prepare_by_platform(model, "Tensorrt")
-    assert [n for n, _ in waiting.named_parameters()] == [n for n, _ in model.named_parameters()]
+    told = prepare_by_platform(model, "Tensorrt", example_inputs=x)
+    assert [n for n, _ in waiting.named_parameters()] == [n for n, _ in told.named_parameters()]
+    assert [n.name for n in waiting.graph.nodes] == [n.name for n in told.graph.nodes]
+    assert "fc" in waiting.code
     assert waiting.fc.weight is not model.fc.weight
     optimizer = torch.optim.SGD(waiting.parameters(), lr=0.1)
     waiting.load_state_dict(model.state_dict())
@@ -98,7 +101,7 @@ def test_a_model_that_waits_for_its_first_call(model, x):
     waiting(x)
     assert ledger_of(waiting).backend.name == "tensorrt"
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    assert held <= {id(p) for p in waiting.parameters()}
+    assert held == {id(p) for p in waiting.parameters()}
     enable_quantization(waiting)
     reference = bw.calibrate(bw.prepare(model, x, "tensorrt"), [x])
     assert torch.equal(waiting.eval()(x), reference(x))
@@ -146,17 +149,119 @@ def test_an_optimizer_made_before_calibration_has_what_is_learned(model, x, meth
     assert torch.equal(again(x), made(x))
 
 
-def test_what_needs_the_graph_says_that_the_model_waits_for_it(model, x):
+class Rows(nn.Module):
+    """Its graph depends on the number of samples, but not the Parameters."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+        self.norm = nn.BatchNorm2d(4)
+
+    def forward(self, x):
+        y = self.norm(self.conv(x))
+        return y.mean((2, 3)) if x.shape[0] > 3 else y.mean((2, 3)).contiguous()
+
+
+def test_a_first_call_that_takes_another_way_prepares_again(x):
+    model = Rows()
+    made = prepare_by_platform(model, "Tensorrt")
+    optimizer = torch.optim.SGD(made.parameters(), lr=0.1)
+    before = list(made.parameters())
+    made.eval()
+    calibrated(made, x)
+    assert all(one is other for one, other in zip(before, made.parameters(), strict=True))
+    assert not any(module.training for module in made.modules())
+    told = calibrated(prepare_by_platform(model, "Tensorrt", example_inputs=x).eval(), x)
+    assert torch.equal(made(x), told(x))
+    made(x).sum().backward()
+    optimizer.step()
+    loaded = prepare_by_platform(model, "Tensorrt")
+    loaded.load_state_dict(made.state_dict())
+    enable_quantization(loaded)
+    assert torch.equal(loaded.eval()(x), made(x))
+
+
+class Branches(Rows):
+    """With more than three samples there is one more product, and its quantizer."""
+
+    def forward(self, x):
+        y = self.conv(x)
+        return self.norm(y * y if x.shape[0] > 3 else y)
+
+
+def test_a_first_call_that_would_change_the_parameters_is_refused(x):
+    made = prepare_by_platform(Branches(), "Tensorrt")
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=r"make another graph than .* and other Parameters"):
+            made(x)
+    assert made(x[:2]).shape == (2, 4, 6, 6)
+
+
+class Pair(nn.Module):
+    """Nobody knows what its second argument is like."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(3, 3)
+
+    def forward(self, a, b):
+        return self.fc(a) + b
+
+
+def test_where_no_inputs_are_found_nothing_is_lost_silently():
+    model, a = Pair(), torch.randn(4, 3)
     waiting = prepare_by_platform(model, "Tensorrt")
-    with pytest.raises(
-        ConfigError, match=r"this Net is prepared when it is first called: run it once, or give example_"
-    ):
-        bw.calibrate(waiting, [x])
-    for prepare in (bw.prepare, prepare_by_platform):
-        with pytest.raises(ConfigError, match=r"this model is prepared already"):
-            prepare(waiting, "Tensorrt")
-    waiting(x)
-    assert torch.equal(bw.calibrate(waiting, [x])(x), bw.calibrate(bw.prepare(model, x, "tensorrt"), [x])(x))
+    refused = [
+        lambda: torch.optim.SGD(waiting.parameters(), lr=0.1),
+        lambda: waiting.graph,
+        lambda: waiting.code,
+        lambda: waiting.load_state_dict({**model.state_dict(), "fc._weight_quantizer.scale": torch.ones(3)}),
+        lambda: bw.calibrate(waiting, [(a, a)]),
+    ]
+    for attempt in refused:
+        with pytest.raises(ConfigError, match=r"this Pair is prepared when it is first called.*or give example_inputs"):
+            attempt()
+    waiting.load_state_dict(model.state_dict())
+    copied = copy.deepcopy(waiting)
+    for made in (waiting, copied):
+        enable_calibration(made)
+        made(a, a)
+        enable_quantization(made)
+    reference = bw.calibrate(bw.prepare(model, (a, a), "tensorrt"), [(a, a)])
+    assert torch.equal(waiting(a, a), reference(a, a))
+    assert torch.equal(copied(a, a), reference(a, a))
+    assert len(list(waiting.parameters())) > len(list(model.parameters()))
+
+
+def test_distributed_data_parallel_takes_it_before_its_first_call(model, x, tmp_path):
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
+    try:
+        made = prepare_by_platform(model, "Tensorrt")
+        parallel = torch.nn.parallel.DistributedDataParallel(made)
+        enable_calibration(made)
+        parallel(x)
+        enable_quantization(made)
+        parallel(x).square().sum().backward()
+        assert made.fc.weight_quantizer.method.scale.grad.abs().sum() > 0
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("layers", "x"),
+    [
+        ([nn.Embedding(5, 4), nn.Linear(4, 2)], torch.zeros(3, 7, dtype=torch.int64)),
+        ([nn.Conv1d(2, 3, 5), nn.Flatten(), nn.Linear(180, 2)], torch.randn(1, 2, 64)),
+        ([nn.Conv2d(3, 4, 3, 2), nn.Flatten(), nn.Linear(4 * 111 * 111, 2)], torch.randn(1, 3, 224, 224)),
+        ([nn.BatchNorm3d(2), nn.Conv3d(2, 3, 3)], torch.randn(1, 2, 5, 6, 7)),
+        ([nn.Linear(3, 4).double()], torch.randn(2, 3).double()),
+    ],
+)
+def test_inputs_are_found_for_all_kinds_of_first_layers(layers, x):
+    model = nn.Sequential(*layers).eval()
+    made = prepare_by_platform(model, "Tensorrt")
+    assert isinstance(made, torch.fx.GraphModule)
+    assert torch.equal(made(x), model(x))
 
 
 def test_a_refused_first_call_can_be_made_again(model, x):

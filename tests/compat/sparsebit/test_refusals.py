@@ -71,7 +71,7 @@ def test_more_refusals(model, x, tmp_path):
     with pytest.raises(ConfigError, match=r"nothing.yaml' cannot be read"):
         parse_qconfig(tmp_path / "nothing.yaml")
     qmodel = QuantModel(model, YAML)
-    with pytest.raises(CalibrationError, match=r"the model has not been run yet"):
+    with pytest.raises(CalibrationError, match=r"has no range yet"):
         qmodel.set_quant(True, True)
     with pytest.raises(CalibrationError, match=r"there is no calibration data"):
         qmodel.calc_qparams()

@@ -1,0 +1,66 @@
+"""Find inputs that a model takes, for toolkits that asked for none: from what its first layers read."""
+
+import copy
+import inspect
+import logging
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import nn
+
+from bitwright.graph import Inputs
+from bitwright.nn.operators import operator_of_module
+
+_log = logging.getLogger(__name__)
+_LAYERS = 4  # how many of the first layers are asked
+_SIZES = {
+    1: [(64,), (1024,), (16000,)],
+    2: [(s, s) for s in (32, 64, 224, 28, 128, 256, 16, 8, 299, 384, 512)],
+    3: [(8, 16, 16), (16, 32, 32), (16, 112, 112)],
+}
+
+
+def find_inputs(model: nn.Module) -> Inputs | None:
+    """Inputs that ``model`` computes with, or None if none were found; the model itself is not run."""
+    twin: Any = copy.deepcopy(model).eval()
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        for inputs in _candidates(twin):
+            try:
+                twin(*copy.deepcopy(inputs.args), **copy.deepcopy(inputs.kwargs))
+            except Exception as error:
+                _log.debug("inputs %s are not what the model takes: %s", inputs, error)
+            else:
+                return inputs
+    return None
+
+
+def _candidates(model: nn.Module) -> Iterator[Inputs]:
+    told = getattr(model, "dummy_inputs", None)  # as the models of transformers have it
+    if isinstance(told, dict):
+        yield Inputs.of(told)
+    parameters = inspect.signature(model.forward).parameters.values()
+    needed = [p for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    if len(needed) != 1:
+        return
+    like = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
+    layers = (
+        module for module in model.modules() if not any(module.children()) and any(True for _ in module.parameters())
+    )
+    for layer in islice(layers, _LAYERS):
+        yield from (Inputs((x.to(like.device),)) for x in _inputs_of(layer, like.dtype))
+
+
+def _inputs_of(layer: Any, dtype: torch.dtype) -> Iterator[torch.Tensor]:
+    """Inputs that a layer takes, in likely sizes."""
+    operator = operator_of_module(layer)
+    if isinstance(layer, nn.Embedding):
+        yield torch.arange(16).reshape(2, 8) % layer.num_embeddings
+    elif isinstance(layer, nn.Linear):
+        yield from (torch.randn(*shape, layer.in_features, dtype=dtype) for shape in ((2,), (2, 8)))
+    elif isinstance(layer, nn.RNNBase):
+        yield torch.randn(4, 4, layer.input_size, dtype=dtype)
+    elif operator is not None and operator.rank in _SIZES:
+        channels = getattr(layer, "in_channels", None) or getattr(layer, "num_features", 0)
+        yield from (torch.randn(2, channels, *size, dtype=dtype) for size in _SIZES[operator.rank] if channels)
