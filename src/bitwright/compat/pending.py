@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 import torch
-from torch import Tensor, fx, nn
+from torch import fx, nn
 
 from bitwright.compat.example import find_inputs
 from bitwright.errors import CaptureError, ConfigError
@@ -200,7 +200,7 @@ def _become(model: nn.Module, made: nn.Module) -> None:
         twin = modules.get(path)
         for name, value in module._parameters.items():
             present = twin._parameters.get(name) if twin is not None else None
-            if twin is not None and isinstance(value, Tensor) and present is not None and torch.equal(present, value):
+            if twin is not None and value is not None and present is not None and torch.equal(present, value):
                 twin._parameters[name] = value
     model.__dict__.clear()
     model.__dict__.update(made.__dict__)

@@ -13,6 +13,7 @@ from bitwright.spec import PerChannel, PerTensor, QuantSpec
 _PARTS = ("observer", "fakequantize", "qscheme", "observer_extra_args", "fakeq_params")
 KEYS = [f"{letter}_{part}" for part in _PARTS for letter in "wa"]
 _SCHEME = {"bit": 8, "symmetry": True, "per_channel": False, "pot_scale": False, "symmetric_range": False}
+_DOREFA: dict[str, dict[str, Any]] = {"w": {"normalize": True}, "a": {}}  # weights are rounded after the tanh
 _CHANNELS = {"w": 0, "a": 1}  # of weights the output channels, of activations those after the batch
 
 
@@ -37,7 +38,7 @@ def _tensor(letter: str, config: Mapping[str, Any]) -> TensorRecipe:
         observer=observer,
         method=method,
         observer_options={**options, **more},
-        method_options=dict(settings),
+        method_options={**_DOREFA[letter], **settings} if method == "DoReFaFakeQuantize" else dict(settings),
     )
 
 
@@ -52,6 +53,11 @@ def _scheme(letter: str, given: Any) -> tuple[QuantSpec | None, dict[str, Any]]:
     """The spec of a scheme, and the observer's arguments among its keys."""
     if given is None:
         return None, {}
+    return read_scheme(letter, given), {key: value for key, value in given.items() if key not in _SCHEME}
+
+
+def read_scheme(letter: str, given: Any) -> QuantSpec:
+    """The spec of a scheme of a weight (``w``) or an activation (``a``)."""
     where = f"{letter}_qscheme"
     scheme = {key: section(where, given).get(key, default) for key, default in _SCHEME.items()}
     for key in _SCHEME:
@@ -61,11 +67,10 @@ def _scheme(letter: str, given: Any) -> tuple[QuantSpec | None, dict[str, Any]]:
         raise ConfigError(f"{where}: symmetric_range is for symmetric schemes; this one has symmetry False")
     if not isinstance(scheme["bit"], int) or isinstance(scheme["bit"], bool):
         raise ConfigError(f"{where}: bit is a number of bits, not {scheme['bit']!r}")
-    spec = QuantSpec(
+    return QuantSpec(
         format=f"{'int' if scheme['symmetry'] else 'uint'}{scheme['bit']}",  # pyrefly: ignore
         symmetric=scheme["symmetry"],
         narrow=scheme["symmetric_range"],
         power_of_two=scheme["pot_scale"],
         granularity=PerChannel(_CHANNELS[letter]) if scheme["per_channel"] else PerTensor(),
     )
-    return spec, {key: value for key, value in given.items() if key not in _SCHEME}

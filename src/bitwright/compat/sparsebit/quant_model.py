@@ -8,10 +8,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bitwright.compat import stepwise
+from bitwright.compat.ends import rename_ends
+from bitwright.compat.node_by_node import calibrate_on_quantized, layer_errors
 from bitwright.compat.pending import is_pending, postpone, when_prepared
-from bitwright.compat.sparsebit.node_by_node import calibrate_on_quantized, layer_errors
 from bitwright.compat.sparsebit.quant_config import parse_qconfig
-from bitwright.compat.sparsebit.rename import rename_ends
 from bitwright.compat.sparsebit.specific import check_patterns
 from bitwright.compat.sparsebit.translate import to_recipe
 from bitwright.errors import CalibrationError, ConfigError
@@ -147,8 +147,7 @@ class QuantModel(nn.Module):
             raise ConfigError(f"opset_version must be at most 21, not {opset_version}")
         self._check_ready()
         path = export(self.model, name, dummy_data, dynamic_batch=dynamic_axes is not None).path
-        if input_names or output_names:
-            rename_ends(path, input_names, output_names)
+        rename_ends(path, input_names, output_names)
         return path
 
     def _check_ready(self) -> None:

@@ -30,12 +30,14 @@ def read_tensor(kind: str, config: Mapping[str, Any]) -> TensorRecipe:
         observer=found,
         method=method,
         observer_options=_options(found, observer),
-        method_options={"alpha": float(quantizer["PACT"]["ALPHA_VALUE"])} if _is_pact(kind, method) else {},
+        method_options=_method_options(kind, method, quantizer),
     )
 
 
-def _is_pact(kind: str, method: str) -> bool:
-    return kind == "A" and method == "PACTFakeQuantize"
+def _method_options(kind: str, method: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    if (kind, method) == ("A", "PACTFakeQuantize"):
+        return {"alpha": float(config["PACT"]["ALPHA_VALUE"])}
+    return {"normalize": True} if (kind, method) == ("W", "DoReFaFakeQuantize") else {}
 
 
 def _named(where: str, given: Any, names: Mapping[str, str], registry: Any) -> str:

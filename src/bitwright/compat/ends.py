@@ -7,7 +7,9 @@ from bitwright.errors import ConfigError
 
 
 def rename_ends(path: Path, input_names: list[str] | None, output_names: list[str] | None) -> None:
-    """Rename the inputs and outputs of a file; the file is replaced whole or not at all."""
+    """Rename the inputs and outputs of a file, if asked to; the file is replaced whole or not at all."""
+    if not input_names and not output_names:
+        return
     import onnx
 
     from bitwright.exporting.onnx.seal import write_sealed

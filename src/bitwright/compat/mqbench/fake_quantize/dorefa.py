@@ -1,0 +1,3 @@
+"""DoReFaFakeQuantize, under its old path."""
+
+from bitwright.methods.dorefa import DoReFaFakeQuantize as DoReFaFakeQuantize

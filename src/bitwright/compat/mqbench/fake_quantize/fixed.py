@@ -1,0 +1,3 @@
+"""FixedFakeQuantize, under its old path."""
+
+from bitwright.methods.fixed import FixedFakeQuantize as FixedFakeQuantize

@@ -1,0 +1,3 @@
+"""LearnableFakeQuantize, under its old path."""
+
+from bitwright.methods.learnable import LearnableFakeQuantize as LearnableFakeQuantize

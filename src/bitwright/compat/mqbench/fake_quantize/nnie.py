@@ -1,0 +1,3 @@
+"""NNIEFakeQuantize, under its old path."""
+
+from bitwright.methods.nnie import NNIEFakeQuantize as NNIEFakeQuantize

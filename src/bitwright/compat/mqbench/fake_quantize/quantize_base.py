@@ -1,0 +1,5 @@
+"""What all fake quantizers are: the quantizer of a tensor."""
+
+from bitwright.quantizer import TensorQuantizer
+
+QuantizeBase = TensorQuantizer
