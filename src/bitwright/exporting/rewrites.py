@@ -47,8 +47,10 @@ def requantize_carried(model: CapturedModel, modules: Modules) -> None:
     carried: dict[fx.Node, str] = {}
     wanted = _leads_to_quantized(model, modules)
     for node in list(model.graph.nodes):
-        if node.op == "call_module" and isinstance(modules.get(str(node.target)), TensorQuantizer):
-            carried[node] = str(node.target)
+        quantizer = _module(node, modules)
+        if isinstance(quantizer, TensorQuantizer):
+            if quantizer.method.axis is None:  # scales of channels may not fit the shape that comes out
+                carried[node] = str(node.target)
             continue
         operator = operator_of(node, modules)
         module = _module(node, modules)

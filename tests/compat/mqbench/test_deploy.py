@@ -158,3 +158,44 @@ def test_refusals(tmp_path):
     with pytest.raises(ConfigError, match="prepare"):
         convert_merge_bn(Small())
     assert list(tmp_path.iterdir()) == []
+
+
+class Readers(nn.Module):
+    """One tensor that two layers read, a pool, and a reshape that mixes channels."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3, padding=1)
+        self.one, self.two = nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 1)
+        self.pool = nn.MaxPool2d(2)
+        self.fc = nn.Linear(64, 5)
+
+    def forward(self, x):
+        y = self.conv(x)
+        return self.fc(self.pool(self.one(y) + self.two(y)).flatten(1))
+
+
+@pytest.mark.parametrize("bit", [8, 7])
+def test_activations_with_scales_of_channels_export(bit, tmp_path):
+    scheme = {"symmetry": False, "per_channel": True, "pot_scale": False}
+    qconfig = {"w_qscheme": {"bit": 7, **scheme}, "a_qscheme": {"bit": bit, **scheme}}
+    model = prepare_by_platform(Readers().eval(), BackendType.Academic, {"extra_qconfig_dict": qconfig})
+    x = data(1)[0][0]
+    enable_calibration(model)
+    model(x)
+    enable_quantization(model)
+    path = convert_deploy(model, BackendType.Academic, dummy_input=x, output_path=tmp_path)
+    assert close(run(path, x), model(x))
+
+
+@pytest.mark.parametrize("backend", [BackendType.Tensorrt, BackendType.QDQ])
+def test_signed_integers_through_a_pool_into_a_float_layer_load(backend, tmp_path):
+    model = Readers().eval()
+    left = {"extra_quantizer_dict": {"exclude_module_name": ["fc"]}}
+    made = prepare_by_platform(model, backend, left)
+    x = data(1)[0][0]
+    enable_calibration(made)
+    made(x)
+    enable_quantization(made)
+    path = convert_deploy(made, backend, dummy_input=x, output_path=tmp_path)
+    assert run(path, x).shape == (8, 5)

@@ -125,6 +125,9 @@ class _Writer:
         kind, exact = storage_type(spec.qmin, spec.qmax)
         if not exact:
             low, high = ((q - part.zero_point.float()) * part.scale for q in (spec.qmin, spec.qmax))
+            if part.axis is not None and part.group is None and x.shape is not None:
+                along = [-1 if d == part.axis % len(x.shape) else 1 for d in range(len(x.shape))]
+                low, high = low.reshape(along), high.reshape(along)
             limits = self._constant("low", low), self._constant("high", high)
             x = self.op.Clip(x, *limits) if part.axis is None else self.op.Min(self.op.Max(x, limits[0]), limits[1])
         scale, point = self._constant("scale", part.scale), self._constant("zero_point", part.zero_point, kind)
