@@ -68,7 +68,7 @@ def main() -> None:
         times = best({"plain": forwards, "ours": lambda q=qmodel, b=batches: bw.calibrate(q, b)}, runs=5)
         row("calibrate / plain forwards", name, times["plain"], times["ours"], "1.3x")
     plain = import_seconds("import torch")
-    ours = import_seconds("import torch, bitwright; bitwright.preparation; bitwright.calibration")
+    ours = import_seconds("import torch, bitwright; bitwright.prepare; bitwright.calibrate")
     table.add_row("import", "", f"{plain:.2f} s (torch)", f"{ours:.2f} s", f"+{ours - plain:.2f} s", "+0.3 s")
     Console(width=130).print(table)
 

@@ -6,6 +6,7 @@ excepted). ``python -m bitwright.torch_internals`` says what fits the torch that
 
 import functools
 import importlib
+import importlib.util
 import operator
 import sys
 from collections.abc import Callable
@@ -20,7 +21,12 @@ TRIED = ("2.9", "2.13")
 MODULE_STATE = ("_modules", "_parameters", "_buffers", "_non_persistent_buffers_set")
 """The attributes in which a module keeps its state: dicts by name, and a set of names."""
 
-_HOOKS = ("_hooks", "_hooks_with_kwargs", "_hooks_always_called")
+COMPILED_CALL = "_compiled_call_impl"
+"""Where a module keeps what ``module.compile()`` made."""
+
+HOOKS = tuple(name for name, value in vars(nn.Module()).items() if "hook" in name and isinstance(value, dict))
+"""The attributes in which a module keeps its hooks."""
+
 _CHECKS: dict[str, Callable[[], bool]] = {}
 
 
@@ -76,11 +82,6 @@ def _version() -> bool:
 # ------------------------------------------------------------------------------------------------- modules
 
 
-def is_hooks(name: str) -> bool:
-    """Whether a module keeps hooks under this name. Leans on the names of the attributes of ``nn.Module``."""
-    return name.endswith(_HOOKS)
-
-
 def has_hooks(module: nn.Module) -> bool:
     """Whether a module has forward hooks. Leans on ``nn.Module._forward_hooks`` and ``_forward_pre_hooks``."""
     return bool(module._forward_hooks or module._forward_pre_hooks)
@@ -94,6 +95,11 @@ def remove_pre_hook(module: nn.Module, hook: Callable[..., object]) -> bool:
     return bool(found)
 
 
+def pre_hooks(module: nn.Module) -> list[Callable[..., object]]:
+    """The forward pre-hooks of a module. Leans on ``nn.Module._forward_pre_hooks``."""
+    return list(module._forward_pre_hooks.values())
+
+
 def is_saved(module: nn.Module, buffer: str) -> bool:
     """Whether a state dict has the buffer of that name. Leans on ``nn.Module._non_persistent_buffers_set``."""
     return buffer in module._buffers and buffer not in module._non_persistent_buffers_set
@@ -102,9 +108,7 @@ def is_saved(module: nn.Module, buffer: str) -> bool:
 @_check
 def _module_state() -> bool:
     """nn.Module keeps state and hooks in the attributes known here."""
-    module = nn.Module()
-    hooks = [name for name, value in vars(module).items() if "hook" in name and isinstance(value, dict)]
-    return all(name in vars(module) for name in MODULE_STATE) and all(map(is_hooks, hooks)) and len(hooks) >= 10
+    return all(name in vars(nn.Module()) for name in MODULE_STATE) and len(HOOKS) >= 10
 
 
 @_check
@@ -163,6 +167,15 @@ def _checkpoint() -> bool:
 # ------------------------------------------------------------------------------------------ torch.compile
 
 
+def compiled_original(module: nn.Module) -> nn.Module | None:
+    """The module that ``torch.compile`` was given to make this one; None for any other.
+
+    Leans on ``torch._dynamo.eval_frame.OptimizedModule``, which is loaded if anything was compiled.
+    """
+    frames = sys.modules.get("torch._dynamo.eval_frame")
+    return module._orig_mod if frames is not None and isinstance(module, frames.OptimizedModule) else None
+
+
 def settle_compiler() -> bool:
     """Let torch.compile look up the functions of torch and Python now, before they are replaced for a while.
 
@@ -184,6 +197,12 @@ def refresh_compiler() -> None:
     if rules is not None:
         rules.clear_lru_cache()
         rules._builtin_function_ids.add(id(isinstance))
+
+
+@_check
+def _compiled() -> bool:
+    """torch.compile has the module whose class wraps compiled modules."""
+    return importlib.util.find_spec("torch._dynamo.eval_frame") is not None
 
 
 # ----------------------------------------------------------------------------------------------- torch.fx

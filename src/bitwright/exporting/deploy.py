@@ -26,7 +26,7 @@ from bitwright.graph import CapturedModel
 from bitwright.graph.capture.objects import make_results_plain
 from bitwright.graph.expression import Expression, is_constant
 from bitwright.graph.facts import copy_facts, facts
-from bitwright.graph.names import add_internal, attribute_of, node_name, put_submodule
+from bitwright.graph.names import add_internal, attribute_of, node_name, put_submodule, replace_modules
 from bitwright.nn.attention import QuantMultiheadAttention
 from bitwright.nn.functional import QuantFunction
 from bitwright.nn.layer import QuantLayer
@@ -106,12 +106,11 @@ class _Deploying:
             self.origins[name] = Origin(name, operator.name if operator is not None else "")
             if isinstance(module, CapturedModel):
                 self._deploy_graph(module, name)
-        layers: dict[object, nn.Module] = {}
+        layers: dict[Any, nn.Module] = {}
         for name, module in twin.named_modules():
             if isinstance(module, QuantLayer) and not isinstance(module, QuantFunction):
                 layers[module] = self._deployed_layer(module, name)
-        for parent in list(twin.modules()):  # a layer may have several names
-            parent._modules.update({n: layers[m] for n, m in parent._modules.items() if m in layers})
+        replace_modules(twin, layers)
         self._deploy_own_quantizers()
         for region in [m for m in twin.modules() if isinstance(m, CapturedModel)]:
             region.delete_all_unused_submodules()  # an exporter's work grows with the square of parameters and buffers

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, fx, nn
 
 from bitwright.graph.capture.guards import check_input
-from bitwright.torch_internals import MODULE_STATE, is_hooks
+from bitwright.torch_internals import HOOKS, MODULE_STATE
 
 _CONTAINER = ("__len__", "__iter__", "__getitem__", "__contains__", "__reversed__")
 
@@ -66,7 +66,7 @@ class CapturedModel(fx.GraphModule):
     def _adopt(self, root: nn.Module) -> None:
         """Have the state, the hooks and the attributes of a module: the user may ask for a number or a config."""
         for name, value in root.__dict__.items():
-            if name in MODULE_STATE or is_hooks(name):
+            if name in MODULE_STATE or name in HOOKS:
                 self.__dict__[name] = value.copy()
             elif name not in self.__dict__ and name != "forward" and not isinstance(value, Tensor):
                 self.__dict__[name] = value

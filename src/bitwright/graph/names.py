@@ -1,5 +1,6 @@
 """Names in a model: of nodes, of what they call and read, and of what is added to it."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch import fx, nn
@@ -83,6 +84,14 @@ def container(model: nn.Module, path: list[str]) -> nn.Module:
             parent.add_module(part, nn.Module())
         parent = parent.get_submodule(part)
     return parent
+
+
+def replace_modules(model: nn.Module, swapped: Mapping[nn.Module, nn.Module]) -> None:
+    """Put modules inside of a model in the place of others, under all their names."""
+    for parent in list(model.modules()) if swapped else ():
+        for name, module in list(parent._modules.items()):
+            if module is not None and module in swapped:
+                parent._modules[name] = swapped[module]
 
 
 def put_submodule(model: nn.Module, name: str, module: nn.Module) -> None:

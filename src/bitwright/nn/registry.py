@@ -1,5 +1,7 @@
 """Which QModule serves which source: ``register_qmodule`` and the look-ups behind it."""
 
+import functools
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -72,7 +74,25 @@ def unregister_qmodule(cls: type[nn.Module]) -> None:
 def qmodule_for(source: Any) -> type[Any] | None:  # noqa: ANN401
     """The class that serves a module class, function or method name, if any."""
     load_plugins()
-    return _FOR_NOW.get().get(source) or QMODULES.get(source)
+    found = _FOR_NOW.get().get(source) or QMODULES.get(source)
+    base = torch_base(source) if found is None and isinstance(source, type) else source
+    return found if base is source else qmodule_for(base)
+
+
+_HARMLESS = frozenset(
+    {*vars(type("_", (), {})), "__init__", "__repr__", "extra_repr", "reset_parameters", "__annotations__"}
+)
+
+
+@functools.cache
+def torch_base(kind: type) -> type:
+    """The module class of torch that computes the same, for a subclass that overrides nothing of it; or ``kind``."""
+    own = [*itertools.takewhile(lambda cls: not cls.__module__.startswith("torch."), kind.__mro__)]
+    base = kind.__mro__[len(own)] if own and len(own) < len(kind.__mro__) else kind
+    if base in (kind, nn.Module) or not base.__module__.startswith("torch.nn.modules"):
+        return kind
+    names = {name for cls in own for name in vars(cls)} - _HARMLESS
+    return kind if any(hasattr(base, name) for name in names) or names & {"weight", "bias"} else base
 
 
 @contextmanager

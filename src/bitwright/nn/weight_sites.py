@@ -64,6 +64,6 @@ def _stored_weights(layer: Any) -> dict[str, Tensor]:  # noqa: ANN401
     """The tensors that a layer quantizes, by the names of their quantizers."""
     if isinstance(layer, QuantMixin):
         return layer.stored_weights()
-    weight = layer._parameters.get("weight")
+    weight = None if isinstance(layer, torch.jit.ScriptModule) else layer._parameters.get("weight")
     keys = [key for key in (_OWN, "weight_quantizer") if key in layer._modules]
     return {keys[0]: weight} if keys and isinstance(weight, Tensor) else {}

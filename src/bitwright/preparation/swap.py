@@ -10,7 +10,7 @@ from torch import fx, nn
 from bitwright.backends import Backend
 from bitwright.errors import ConfigError
 from bitwright.graph import Capture
-from bitwright.graph.names import add_internal, module_of, put_submodule
+from bitwright.graph.names import add_internal, module_of, put_submodule, replace_modules
 from bitwright.nn.layer import QuantLayer
 from bitwright.nn.mixins import QuantInputMixin, QuantMixin
 from bitwright.nn.operators import operator_of_module
@@ -39,8 +39,7 @@ def swap(region: Region, job: Job, nodes: Collection[fx.Node]) -> None:
         else:
             node.op, node.target = "call_module", add_internal(region.model, "functions", node.name, made)
     _note_shared_weights(region, nodes, swapped)
-    for parent in list(region.model.modules()):  # a layer may have several names
-        parent._modules.update({n: swapped[m] for n, m in parent._modules.items() if m in swapped})
+    replace_modules(region.model, swapped)
 
 
 def _note_shared_weights(region: Region, nodes: Collection[fx.Node], swapped: Mapping[nn.Module, nn.Module]) -> None:

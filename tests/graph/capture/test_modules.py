@@ -10,7 +10,7 @@ from torch import nn
 import bitwright as bw
 from bitwright.graph import CapturedModel, capture_model
 from bitwright.nn import QuantLinear
-from tests.graph.capture.capturing import prepared, same
+from tests.graph.capture.capturing import Net, image, prepared, same
 
 
 class Buffered(nn.Module):
@@ -139,6 +139,14 @@ def test_hooks_of_every_kind_are_kept():
     assert calls["pre"] == calls["forward"] == calls["backward"] == 1
     model(y).sum().backward()
     assert torch.equal(x.grad, y.grad)
+
+
+@pytest.mark.parametrize("value", [None, 3, ["a"], {"a": 1}], ids=repr)
+def test_an_attribute_may_be_called_hooks(value):
+    model = Net(lambda self, x: self.conv(x)).eval()
+    model.feature_hooks = model._my_forward_hooks = value
+    quantized = prepared(model, image())
+    assert same(quantized.feature_hooks, value)
 
 
 def test_a_compiled_module_is_a_leaf():

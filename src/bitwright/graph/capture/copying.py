@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from bitwright.graph.capture.failures import call_model
+from bitwright.torch_internals import COMPILED_CALL
 
 _SHARED = (bool, int, float, str, type(None), torch.dtype, torch.Size)
 
@@ -25,7 +26,7 @@ def copy_model(model: nn.Module) -> tuple[nn.Module, dict[int, torch.Tensor]]:
     for module in plain:
         memo[id(module)] = module.__class__.__new__(module.__class__)
     for module in reversed(plain):  # parts first: a module that is not plain may ask its copied parts
-        state = {name: _copied(value, memo) for name, value in module.__dict__.items()}
+        state = {name: _copied(value, memo) for name, value in module.__dict__.items() if name != COMPILED_CALL}
         call_model(memo[id(module)].__setstate__, state)
     copied = call_model(copy.deepcopy, model, memo)
     return copied, {id(memo[id(t)]): t for t in _tensors(model) if id(t) in memo}

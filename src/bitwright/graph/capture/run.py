@@ -27,10 +27,12 @@ from bitwright.graph.capture.parity import first_deviation
 from bitwright.graph.capture.patches import capturing
 from bitwright.graph.capture.tracer import ValueTracer
 from bitwright.graph.capture.trial_run import trial_run
+from bitwright.graph.capture.unwrap import fold_parametrizations, unwrap
 from bitwright.graph.differences import difference
 from bitwright.graph.facts import set_facts
 from bitwright.graph.inputs import Inputs, bind_inputs, caller
 from bitwright.graph.model import CapturedModel
+from bitwright.torch_internals import compiled_original
 
 _log = logging.getLogger(__name__)
 
@@ -75,11 +77,16 @@ def capture_model(
     """
     if not isinstance(model, nn.Module):
         raise ConfigError(f"the model must be a torch.nn.Module, not {type(model).__name__}")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise ConfigError(
+            f"the model is a {type(model).__name__} of TorchScript, whose code cannot be captured: give the nn.Module "
+            "that it was made from. A part of a model may be one, and stays float"
+        )
     try:
-        whole = find_leaves(model, leaves)
+        model = compiled_original(model) or model
         inputs = _with_fixed(model, Inputs.of(example_inputs), concrete_args or {})
         with torch.no_grad(), capturing(), gc_paused():
-            captured = _Capturing(model, inputs, whole, frozenset(concrete_args or ())).run()
+            captured = _Capturing(model, inputs, leaves, frozenset(concrete_args or ())).run()
     except Exception as error:
         reason_for(error)  # if the failure is ours, it raises an error that says so
         raise
@@ -97,17 +104,25 @@ def capture_model(
 class _Capturing:
     """One capture: the original, what it computes, and the attempts to have a copy compute the same."""
 
-    def __init__(self, model: nn.Module, inputs: Inputs, leaves: dict[str, str], fixed: frozenset[str]) -> None:
-        self.model, self.inputs, self.leaves, self.fixed = model, inputs, leaves, fixed
+    def __init__(self, model: nn.Module, inputs: Inputs, wishes: Iterable[Leaf], fixed: frozenset[str]) -> None:
+        self.model, self.inputs, self.wishes, self.fixed = model, inputs, wishes, fixed
+        self.leaves: dict[str, str] = {}
+        self.folds = True  # whether weights that are computed at every call are computed once
         self.known_islands: dict[str, str] = {}
         self.filled: dict[str, str] = {}  # attributes that are containers, and hold other things after a call
         self.origin: dict[int, torch.Tensor] = {}  # by the id of a tensor in the copy: the one it is a copy of
         self.result = Capture(model)
 
     def run(self) -> Capture:
-        root = self._fresh()
+        root = self._fresh(fold=False)
+        self.leaves = find_leaves(root, self.wishes)
         with trial_run(root, self.origin) as record:
             expected = [self._first_run(root)]
+        self.folds = fold_parametrizations(root)
+        if self.folds:  # then it may compute something else, as with weights that are drawn at random
+            with trial_run(root):
+                self.folds = not difference([self._call(root, self.inputs)], expected)
+            root = root if self.folds else self._fresh()
         paths = {module: path for path, module in root.named_modules()}
         stateful = [path for module, path in paths.items() if module in record.changed]
         self.filled = {_join(paths[module], name): "" for module, name in record.filled}
@@ -141,14 +156,17 @@ class _Capturing:
         result = call_model(model, *values.args, **values.kwargs)
         return result, () if self.fixed else (values.args, values.kwargs)
 
-    def _fresh(self) -> nn.Module:
+    def _fresh(self, *, fold: bool = True) -> nn.Module:
         try:
             copied, self.origin = copy_model(self.model)
         except Exception as error:
             raise ConfigError(
                 f"{type(self.model).__name__} cannot be copied, and prepare works on a copy: {reason_for(error)}"
             ) from error
-        return copied.eval()
+        copied = unwrap(copied).eval()
+        if fold and self.folds:
+            fold_parametrizations(copied)
+        return copied
 
     def _attempt(self, root: nn.Module, expected: list[Any]) -> str:
         """Capture into ``result``; return why it is of no use, or nothing."""

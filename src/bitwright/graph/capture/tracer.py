@@ -17,7 +17,7 @@ from bitwright.graph.capture.patches import recording
 from bitwright.graph.capture.proxy import IN_PLACE_OPERATORS, ValueProxy, value_of
 from bitwright.graph.facts import copy_facts, facts, has_facts, set_facts, set_value, tensor_info
 from bitwright.nn.mixins import QuantInputMixin
-from bitwright.nn.registry import is_custom, qmodule_for
+from bitwright.nn.registry import is_custom, qmodule_for, torch_base
 from bitwright.quantizer import TensorQuantizer
 from bitwright.torch_internals import has_side_effect, version_of
 
@@ -235,7 +235,7 @@ class ValueTracer(fx.Tracer):
             return True
         if is_custom(qmodule_for(type(m))):  # the user's own module, with a QModule registered for it
             return True
-        return type(m).__module__.startswith("torch.nn") and not isinstance(m, _COMPOSITES)
+        return torch_base(type(m)).__module__.startswith("torch.nn") and not isinstance(m, _COMPOSITES)
 
     def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Record a leaf, or run the module's forward and note where it fails."""

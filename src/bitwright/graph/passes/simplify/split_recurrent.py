@@ -15,6 +15,7 @@ from torch import fx, nn
 
 from bitwright.errors import suggest
 from bitwright.graph.match import MatcherNode
+from bitwright.graph.names import replace_modules
 from bitwright.graph.rewriting.replace import Called, Nodes, ReplacePatternBase, ReplaceStrategy
 from bitwright.graph.rewriting.schedule import register_schedule
 from bitwright.nn.recurrent import QuantGRU, QuantLSTM, QuantLSTMCell
@@ -48,8 +49,7 @@ class ReplacePattern(ReplacePatternBase):
         """Put the quantized module under every name of the float one."""
         module = modules_dict["recurrent"]
         made = _quantized(_QUANTIZED[type(module)], module, self.bits)
-        for parent in list(model.modules()):
-            parent._modules.update({name: made for name, child in parent._modules.items() if child is module})
+        replace_modules(model, {module: made})
         self.note(f"{nodes_dict['recurrent'].target} quantizes its inputs, states and weights")
 
     def finish(self, model: fx.GraphModule) -> None:
