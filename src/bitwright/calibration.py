@@ -1,6 +1,7 @@
 """Calibrate: let every quantizer of a prepared model see data, then fix its range."""
 
 import copy
+import logging
 import os
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager, nullcontext
@@ -16,11 +17,14 @@ from bitwright.modes import eval_mode
 from bitwright.nn.bias import INT32_MAX
 from bitwright.nn.layer import QuantLayer
 from bitwright.nn.mixins import QuantMixin
+from bitwright.nn.placed import PlacedQuantizer
 from bitwright.nn.weight_sites import weight_sites
 from bitwright.observer_state import ObservingProgress, join
 from bitwright.preparation import ledger_of
 from bitwright.progress import track
 from bitwright.quantizer import TensorQuantizer, quantizers
+
+_log = logging.getLogger(__name__)
 
 
 def calibrate(
@@ -51,7 +55,9 @@ def calibrate(
 
     Returns:
         The same model, now quantizing. Quantizers on which ``disable()`` was called stay as they are; those whose range
-        is fixed, or that have no observer and take the range of each tensor, keep doing so.
+        is fixed, or that have no observer and take the range of each tensor, keep doing so. Layers that no batch
+        reached, as an expert that got no token or a branch that was not taken, stay float: their quantizers are
+        disabled, and a warning in the log and a note in the ledger name them.
     """
     count = len(ledger_of(model).example.args)
     everything = quantizers(model).values()
@@ -68,10 +74,13 @@ def calibrate(
             shown = track(as_batches(batches), "calibrating", show=progress)
             number = _observe(model, shown, seeing, count, checkpoint)
         join(ranks, model, seeing, number, uneven=uneven)
-        for quantizer in found:
+        unseen = _unseen(model, set(seeing.values()))
+        seen = [quantizer for quantizer in found if quantizer not in unseen]
+        for quantizer in seen:
             quantizer.compute_qparams()
-        for quantizer in found:
+        for quantizer in seen:
             quantizer.quantize()
+        _leave_float(model, unseen)
         for site in weight_sites(model):
             make_room_for_bias(site.layer)
     return model
@@ -138,6 +147,28 @@ def _observe(
         if saved is not None:
             saved.keep(number, last=True)
     return number
+
+
+def _unseen(model: nn.Module, seeing: set[TensorQuantizer]) -> set[TensorQuantizer]:
+    """The quantizers that no data reached, and those of the weights of their layers."""
+    unseen = {quantizer for quantizer in seeing if not quantizer.observer.batches}
+    if unseen == seeing:
+        return set()  # there was no data at all: the first quantizer says so
+    for site in weight_sites(model) if unseen else ():
+        source = getattr(site.layer, "input_quantizer", None)
+        if (source.quantizer if isinstance(source, PlacedQuantizer) else source) in unseen:
+            unseen.add(site.quantizer)
+    return unseen
+
+
+def _leave_float(model: nn.Module, unseen: set[TensorQuantizer]) -> None:
+    for quantizer in unseen:
+        quantizer.disable()
+    if unseen:
+        names = ", ".join(sorted(quantizer.label or "a tensor" for quantizer in unseen))
+        note = f"no calibration data reached these, so they stay float: {names}"
+        ledger_of(model).notes.append(note)
+        _log.warning("%s. To quantize them, enable() them and calibrate with data that reaches them", note)
 
 
 def _observe_weights(model: nn.Module, found: list[TensorQuantizer]) -> dict[str, TensorQuantizer]:

@@ -239,7 +239,7 @@ def test_errors_of_the_data_itself_pass_through(model):
     assert same(state(model), before)
 
 
-def test_a_quantizer_that_saw_nothing():
+def test_layers_that_no_data_reaches_stay_float(caplog):
     class Branch(nn.Module):
         def __init__(self):
             super().__init__()
@@ -248,9 +248,20 @@ def test_a_quantizer_that_saw_nothing():
         def forward(self, x):
             return self.a(x) if float(x.sum()) > 0 else self.b(x)
 
-    model = bw.prepare(Branch(), torch.ones(1, 3))
-    with pytest.raises(CalibrationError, match="the quantizer 'input of b' cannot be calibrated: no data was seen"):
-        bw.calibrate(model, [torch.ones(2, 3)])
+    original = Branch()
+    model = bw.prepare(original, torch.ones(1, 3))
+    bw.calibrate(model, [torch.ones(2, 3)])
+    note = "no calibration data reached these, so they stay float: b.weight, input of b"
+    assert bw.ledger_of(model).notes[-1] == note
+    assert note in caplog.text
+    assert {name for name, q in quantizers(model).items() if not q.enabled} == {
+        "b._input_quantizer",
+        "b._weight_quantizer",
+    }
+    x = torch.randn(2, 3) - 10
+    assert torch.equal(model(x), original(x))
+    for quantizer in quantizers(model).values():
+        quantizer.enable()
     bw.calibrate(model, [torch.ones(2, 3), -torch.ones(2, 3)])
     assert all(q.calibrated for q in quantizers(model).values())
 
@@ -366,3 +377,32 @@ def test_a_shared_moving_average_counts_a_batch_once():
     highest = [20 * float(torch.tanh(b).max()) for b in batches]
     quantizer = prepared.fc.input_quantizer
     assert float(quantizer.range()[1]) == pytest.approx(0.9 * highest[0] + 0.1 * highest[1], rel=1e-5)
+
+
+class Experts(nn.Module):
+    """A mixture of experts in one graph: each computes the tokens that chose it, which may be none."""
+
+    def __init__(self):
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4)) for _ in range(3))
+
+    def forward(self, x, choice):
+        out = torch.zeros_like(x)
+        for number, expert in enumerate(self.experts):
+            chosen = torch.where(choice == number)[0]
+            out = out.index_add(0, chosen, expert(x[chosen]))
+        return out
+
+
+def test_an_expert_without_tokens():
+    model, x = Experts().eval(), torch.randn(6, 4)
+    quantized = bw.prepare(model, (x, torch.tensor([0, 1, 2, 0, 1, 2])))
+    assert bw.ledger_of(quantized).islands == {}
+    few = torch.tensor([0, 1, 0, 1, 0, 0])
+    bw.calibrate(quantized, [(x, few), (x, torch.zeros_like(few))])
+    float_layers = {name for name, q in quantizers(quantized).items() if not q.enabled}
+    assert {"experts.2.2._weight_quantizer"} <= float_layers
+    assert not any("experts.0" in name or "experts.1" in name for name in float_layers)
+    with torch.no_grad():
+        for choice in (few, torch.full_like(few, 2), few * 0 + 1):
+            assert (quantized(x, choice) - model(x, choice)).abs().max() < 0.1
