@@ -34,6 +34,8 @@ PUBLIC = [
     "report",
     "run_file",
     "save",
+    "search_bits",
+    "sensitivity",
     "swap_modules",
     "unfreeze_batchnorm",
     "verify",

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from bitwright.analysis import analyze
+    from bitwright.bit_search import search_bits, sensitivity
     from bitwright.calibration import calibrate
     from bitwright.exporting import export
     from bitwright.graph import (
@@ -40,6 +41,8 @@ _HOMES = {
     "ledger_of": "bitwright.preparation",
     "load": "bitwright.saving",
     "reconstruct": "bitwright.reconstruction",
+    "search_bits": "bitwright.bit_search",
+    "sensitivity": "bitwright.bit_search",
     "report": "bitwright.reporting",
     "run_file": "bitwright.verification",
     "save": "bitwright.saving",
@@ -84,6 +87,8 @@ __all__ = [
     "report",
     "run_file",
     "save",
+    "search_bits",
+    "sensitivity",
     "swap_modules",
     "unfreeze_batchnorm",
     "verify",

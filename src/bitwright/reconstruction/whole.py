@@ -23,7 +23,7 @@ class _Flat(nn.Module):
 
     def forward(self, *values: Any) -> tuple[Tensor, ...]:
         """Call the model."""
-        return tuple(_tensors(self._call(self.model, dict(zip(self.names, values, strict=True)))))
+        return tuple(tensors_in(self._call(self.model, dict(zip(self.names, values, strict=True)))))
 
 
 def graph_of(model: nn.Module, example: Inputs) -> fx.GraphModule:
@@ -42,8 +42,9 @@ def graph_of(model: nn.Module, example: Inputs) -> fx.GraphModule:
     return fx.GraphModule({"flat": flat}, graph)
 
 
-def _tensors(value: Any) -> list[Tensor]:  # noqa: ANN401
+def tensors_in(value: Any) -> list[Tensor]:  # noqa: ANN401
+    """The tensors in a result, in order."""
     if isinstance(value, Tensor):
         return [value]
     items = value.values() if isinstance(value, Mapping) else value if isinstance(value, tuple | list) else ()
-    return [tensor for item in items for tensor in _tensors(item)]
+    return [tensor for item in items for tensor in tensors_in(item)]

@@ -1,0 +1,190 @@
+"""search_bits: choose the bits of every weight under a budget, and apply the choice."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from torch import nn
+
+from bitwright.bit_search.damage import Damage, Metric
+from bitwright.bit_search.layers import FLOAT_BITS, Layer, layers_of
+from bitwright.bit_search.solve import choose
+from bitwright.calibration import make_room_for_bias
+from bitwright.errors import ConfigError, suggest
+from bitwright.preparation import Ledger, ledger_of
+from bitwright.progress import track
+from bitwright.recipe import FLOAT, Recipe, Rule, with_bits
+from bitwright.reconstruction.learned import Learned
+from bitwright.spec import QuantSpec
+
+BudgetName = Literal["size", "bit_operations", "damage"]
+
+
+@dataclass(frozen=True)
+class BitSearch:
+    """What :func:`bitwright.search_bits` chose.
+
+    Attributes:
+        bits: of each layer's weight; 32 where it stays float.
+        damage: the sum of what each layer does alone, which the choice makes as small as it can, or keeps in limits.
+        measured: the damage of all chosen weights together.
+        size: bytes of all these weights.
+        bit_operations: multiplications for one sample, times the bits of both factors.
+        recipe: prepares a model in this way.
+    """
+
+    bits: dict[str, int]
+    damage: float
+    measured: float
+    size: int
+    bit_operations: int
+    recipe: Recipe
+
+    def __str__(self) -> str:
+        width = max([5, *(len(name) for name in self.bits)])
+        lines = [
+            f"{self.size:,} bytes, {self.bit_operations:,} bit operations, damage {self.damage:.4g} added up and "
+            f"{self.measured:.4g} together",
+            f"{'layer':<{width}}  bits",
+        ]
+        lines += [f"{name:<{width}}  {'float' if b == FLOAT_BITS else b:>5}" for name, b in self.bits.items()]
+        return "\n".join(lines)
+
+
+def search_bits(
+    model: nn.Module,
+    batches: Iterable[Any],
+    budget: Mapping[BudgetName, float],
+    *,
+    bits: Sequence[int] = (2, 3, 4, 6, 8),
+    metric: Metric = "kl",
+    progress: bool | None = None,
+) -> BitSearch:
+    """Choose the bits of every weight that is quantized, and apply the choice to the model.
+
+    Each layer's damage is measured for each number of bits with all else in float, one pass over the data each. An
+    integer programme then finds the choice with the least damage in all, or with ``{"damage": …}`` the smallest one
+    that does no more damage than that. It needs scipy: ``pip install 'bitwright[search]'``.
+
+    Args:
+        model: what ``calibrate`` returned; its weight quantizers get the specs that were chosen.
+        batches: data as for ``calibrate``.
+        budget: limits by name: ``"size"``, bytes of all these weights; ``"bit_operations"``, multiplications for a
+            sample times the bits of weight and input; ``"damage"``, the most that the damages of all layers may add up
+            to. For layers to skip, give a damage and ``bits=(4, 32)``: 32 stands for float.
+        bits: the numbers of bits to choose from; those that the backend does not have are refused.
+        metric: as for :func:`bitwright.sensitivity`.
+        progress: show a progress bar; by default only on a terminal.
+    """
+    _check(budget, bits, metric)
+    ledger = ledger_of(model)
+    damage = Damage(model, batches, metric)
+    layers = [layer for layer in layers_of(model, ledger.example) if not layer.site.quantizer.spec.format.floating]
+    learned = next((x.name for x in layers if getattr(x.site.quantizer.method, "rounding", None) is not None), None)
+    if learned is not None:
+        raise ConfigError(f"the weight of {learned!r} has learned its rounding for its bits: search bits before that")
+    if not layers:
+        raise ConfigError("the model has no weight of integers whose bits could be chosen")
+    specs = {layer: [_spec(layer, b, ledger) for b in bits] for layer in layers}
+    damages = []
+    for layer in track(layers, "measuring", show=progress):
+        former = _Former(layer)
+        try:
+            damages.append([damage.of([layer.site.quantizer]) for spec in specs[layer] if former.change(spec)])
+        finally:
+            former.restore()
+    chosen = _choose(layers, bits, damages, budget)
+    for layer, option in zip(layers, chosen, strict=True):
+        _Former(layer).change(specs[layer][option])
+        make_room_for_bias(layer.site.layer)
+    taken = [bits[option] for option in chosen]
+    pairs = list(zip(layers, taken, strict=True))
+    return BitSearch(
+        {layer.name: b for layer, b in pairs},
+        sum(row[option] for row, option in zip(damages, chosen, strict=True)),
+        damage.of([layer.site.quantizer for layer in layers]),
+        sum(layer.size(b) for layer, b in pairs),
+        sum(layer.bit_operations(b) for layer, b in pairs),
+        _recipe(ledger, {layer: specs[layer][option] for layer, option in zip(layers, chosen, strict=True)}),
+    )
+
+
+def _check(budget: Mapping[BudgetName, float], bits: Sequence[int], metric: Metric) -> None:
+    known = get_args(BudgetName)
+    if not isinstance(budget, Mapping) or not budget:
+        raise ConfigError(f"the budget is a mapping of limits such as {{'size': 500_000}}, not {budget!r}")
+    for name, limit in budget.items():
+        if name not in known:
+            raise ConfigError(f"the budget cannot limit {name!r}{suggest(str(name), known)}")
+        if isinstance(limit, bool) or not isinstance(limit, int | float):
+            raise ConfigError(f"the budget of {name} is a number, not {limit!r}")
+    if not bits or any(not isinstance(b, int) or not (2 <= b <= 16 or b == FLOAT_BITS) for b in bits):
+        raise ConfigError(f"bits are numbers from 2 to 16, or {FLOAT_BITS} for float, not {tuple(bits)!r}")
+    if metric == "sqnr":
+        raise ConfigError("decibels of several layers cannot be added up: search by the metric 'mse' or 'kl'")
+
+
+def _spec(layer: Layer, bits: int, ledger: Ledger) -> QuantSpec | None:
+    """The layer's spec in so many bits, None for float; an error if the backend does not have it."""
+    if bits == FLOAT_BITS:
+        return None
+    spec = with_bits(layer.site.quantizer.spec, bits)
+    why = ledger.backend.why_not("weights", spec)
+    if why is not None and bits != layer.bits:
+        raise ConfigError(f"{ledger.backend.name} has no weights of {bits} bits: {why}")
+    return spec
+
+
+class _Former:
+    """A layer's quantizer as it was, and how to change it."""
+
+    def __init__(self, layer: Layer) -> None:
+        self.layer, self.quantizer = layer, layer.site.quantizer
+        self.spec = self.quantizer.spec
+        self.state = Learned(layer.name, self.quantizer)
+        self.state.remember()
+
+    def change(self, spec: QuantSpec | None) -> bool:
+        """Quantize by another spec, with the range that the observer finds; None leaves the weight float."""
+        self.restore()
+        quantizer = self.quantizer
+        if spec is None:
+            quantizer.disable()
+        elif spec != self.spec:
+            quantizer.change_spec(spec)
+            if quantizer.calibratable:
+                quantizer.observer.reset()
+                quantizer.observer(self.layer.site.weight().detach())
+                quantizer.compute_qparams()
+                quantizer.observer.reset()
+        return True
+
+    def restore(self) -> None:
+        """Be as before."""
+        self.quantizer.enable()
+        if self.quantizer.spec != self.spec:
+            self.quantizer.change_spec(self.spec)
+        self.state.restore()
+
+
+def _choose(
+    layers: Sequence[Layer], bits: Sequence[int], damages: list[list[float]], budget: Mapping[BudgetName, float]
+) -> list[int]:
+    tables = {
+        "size": [[float(layer.size(b)) for b in bits] for layer in layers],
+        "bit_operations": [[float(layer.bit_operations(b)) for b in bits] for layer in layers],
+        "damage": [[max(d, 0.0) for d in row] for row in damages],
+    }
+    aim = "damage" if "damage" not in budget else "size"
+    return choose(tables[aim], [(name, tables[name], float(limit)) for name, limit in budget.items()])
+
+
+def _recipe(ledger: Ledger, chosen: Mapping[Layer, QuantSpec | None]) -> Recipe:
+    """The model's recipe with a rule for each layer, which keeps what its rule said of other tensors."""
+    recipe, rules = ledger.recipe, []
+    won = {entry.name: entry.rule for entry in ledger.entries}
+    for layer, spec in chosen.items():
+        former = next((r for r in recipe.rules if r.match == won.get(layer.name)), Rule(match=layer.name))
+        weight = former.weight.model_copy(update={"spec": FLOAT if spec is None else spec, "bits": None})
+        rules.append(former.model_copy(update={"match": layer.name, "weight": weight, "optional": False}))
+    return recipe.model_copy(update={"rules": (*recipe.rules, *rules)})

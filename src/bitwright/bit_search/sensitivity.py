@@ -1,0 +1,94 @@
+"""sensitivity: what each layer's quantization does to the model's results, alone and added to all before it."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from bitwright.bit_search.damage import Damage, Metric
+from bitwright.bit_search.layers import layers_of
+from bitwright.preparation import ledger_of
+from bitwright.progress import track
+from bitwright.quantizer import TensorQuantizer, quantizers
+
+
+@dataclass(frozen=True)
+class LayerDamage:
+    """One layer, or one activation that no layer's input is.
+
+    Attributes:
+        name: the layer, or the activation's label.
+        bits: of its weight and its input, such as ``W4A8``.
+        alone: the damage if only this is quantized.
+        cumulative: the damage if this and all before it are quantized; None if that was not asked for.
+    """
+
+    name: str
+    bits: str
+    alone: float
+    cumulative: float | None
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """What :func:`bitwright.sensitivity` found, in the order of the model; ``print`` shows the worst first."""
+
+    metric: str
+    layers: tuple[LayerDamage, ...]
+
+    def worst(self) -> list[LayerDamage]:
+        """The layers, the most damaging first."""
+        return sorted(self.layers, key=lambda layer: -layer.alone)
+
+    def __str__(self) -> str:
+        width = max([5, *(len(layer.name) for layer in self.layers)])
+        lines = [f"{'layer':<{width}}  bits    {self.metric} alone  cumulative"]
+        for layer in self.worst():
+            added = "" if layer.cumulative is None else f"{layer.cumulative:.4g}"
+            lines += [f"{layer.name:<{width}}  {layer.bits:<6}  {layer.alone:>{len(self.metric) + 6}.4g}  {added:>10}"]
+        return "\n".join(lines)
+
+
+def sensitivity(
+    model: nn.Module,
+    batches: Iterable[Any],
+    metric: Metric = "kl",
+    *,
+    cumulative: bool = False,
+    progress: bool | None = None,
+) -> Sensitivity:
+    """Quantize one layer at a time and measure how far the model's results move from the float model's.
+
+    Takes one pass over the data for the float results and one for each layer, or two with ``cumulative``.
+
+    Args:
+        model: what ``calibrate`` returned; it is afterwards as it was before.
+        batches: data as for ``calibrate``.
+        metric: ``"kl"``, ``"mse"``, ``"sqnr"``, or a function of the model that gives a score, such as its accuracy;
+            more is worse in all of them, and of a score the damage is by how much it falls.
+        cumulative: also measure each layer together with all before it.
+        progress: show a progress bar; by default only on a terminal.
+    """
+    damage = Damage(model, batches, metric)
+    groups = _groups(model, damage)
+    found, before = [], []
+    for name, (bits, group) in track(groups.items(), "measuring", show=progress):
+        before += group
+        together = damage.of(before) if cumulative else None
+        found.append(LayerDamage(name, bits, damage.of(group), together))
+    return Sensitivity(metric if isinstance(metric, str) else "drop", tuple(found))
+
+
+def _groups(model: nn.Module, damage: Damage) -> dict[str, tuple[str, list[TensorQuantizer]]]:
+    """The quantizers of each layer, then those that belong to none."""
+    groups: dict[str, tuple[str, list[TensorQuantizer]]] = {}
+    for layer in layers_of(model, ledger_of(model).example):
+        inputs = [] if layer.input is None else [layer.input]
+        word = f"W{layer.bits}" + (f"A{layer.input.spec.bits}" if layer.input is not None else "")
+        groups[layer.name] = (word, [layer.site.quantizer, *inputs])
+    taken = {q for _, group in groups.values() for q in group}
+    for name, quantizer in quantizers(model).items():
+        if quantizer in damage.active and quantizer not in taken:
+            groups[quantizer.label or name] = (f"A{quantizer.spec.bits}", [quantizer])
+    return groups

@@ -1,0 +1,137 @@
+"""search_bits and sensitivity: against brute force, and the model afterwards is what the recipe makes."""
+
+import copy
+from itertools import product
+
+import pytest
+import torch
+
+import bitwright as bw
+from bitwright.bit_search.damage import Damage
+from bitwright.bit_search.layers import layers_of
+from bitwright.bit_search.solve import choose
+from bitwright.errors import ConfigError
+from bitwright.preparation import ledger_of
+from bitwright.quantizer import Mode, quantizers
+from tests.reconstruction.nets import calibrated
+
+RECIPE = {"backend": "virtual", "weight": "int8 channel:0", "activation": "uint8 affine"}
+
+
+def best_of_all(costs, limits):
+    def total(table, options):
+        return sum(row[i] for row, i in zip(table, options, strict=True))
+
+    fitting = [
+        options
+        for options in product(*(range(len(row)) for row in costs))
+        if all(total(table, options) <= limit for _, table, limit in limits)
+    ]
+    return min(total(costs, options) for options in fitting)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_choice_is_the_best_of_all(seed):
+    source = torch.Generator().manual_seed(seed)
+
+    def table(scale):
+        return (torch.rand(6, 3, generator=source) * scale).tolist()
+
+    costs, limits = table(1e-5), [("size", table(1e6), 2.5e6), ("operations", table(1e9), 4e9)]
+    chosen = choose(costs, limits)
+    assert all(sum(row[i] for row, i in zip(t, chosen, strict=True)) <= limit * (1 + 1e-9) for _, t, limit in limits)
+    found = sum(row[i] for row, i in zip(costs, chosen, strict=True))
+    assert found == pytest.approx(best_of_all(costs, limits), rel=1e-6)
+
+
+def test_the_search_finds_what_brute_force_finds():
+    model, batches = calibrated("residual", RECIPE)
+    layers = layers_of(model, ledger_of(model).example)
+    bits, limit = (2, 4, 8), sum(layer.size(4) for layer in layers) * 1.1
+    damages = []
+    for layer in layers:
+        row = []
+        for b in bits:
+            other, data = calibrated("residual", {**RECIPE, "rules": [{"match": layer.name, "weight": {"bits": b}}]})
+            row.append(Damage(other, data, "kl").of([dict(sites(other))[layer.name]]))
+        damages.append(row)
+    sizes = [[float(layer.size(b)) for b in bits] for layer in layers]
+    result = bw.search_bits(model, batches, {"size": limit}, bits=bits)
+    assert result.size <= limit
+    assert result.damage == pytest.approx(best_of_all(damages, [("size", sizes, limit)]), rel=1e-4)
+    assert set(result.bits.values()) <= set(bits)
+    assert str(result).count("\n") == len(layers) + 1
+
+
+def sites(model):
+    from bitwright.nn.weight_sites import weight_sites
+
+    return [(site.name, site.quantizer) for site in weight_sites(model)]
+
+
+def test_the_recipe_makes_the_model_that_was_found():
+    model, batches = calibrated("residual", RECIPE)
+    result = bw.search_bits(model, batches, {"bit_operations": 4e6}, bits=(2, 4, 8, 32))
+    assert result.bit_operations <= 4e6
+    again, _ = calibrated("residual", bw.Recipe.parse(result.recipe.to_dict()))
+    assert torch.equal(model(*batches[0]), again(*batches[0]))
+
+
+def test_layers_to_skip_for_a_wished_damage():
+    model, batches = calibrated("residual", {**RECIPE, "weight": "int3 channel:0"})
+    whole = Damage(model, batches, "mse").of([q for _, q in sites(model)])
+    result = bw.search_bits(model, batches, {"damage": whole / 4}, bits=(3, 32), metric="mse")
+    assert set(result.bits.values()) == {3, 32}
+    assert result.damage <= whole / 4
+    assert {name for name, q in sites(model) if not q.enabled} == {n for n, b in result.bits.items() if b == 32}
+
+
+@pytest.mark.parametrize("metric", ["kl", "mse", "sqnr", lambda model: 1.0])
+def test_sensitivity_leaves_the_model_as_it_was(metric):
+    model, batches = calibrated("residual")
+    state = copy.deepcopy(model.state_dict())
+    result = bw.sensitivity(model, batches, metric, cumulative=True)
+    assert all(torch.equal(v, state[k]) for k, v in model.state_dict().items())
+    assert [layer.name for layer in result.layers][:2] == ["0", "2.conv1"]
+    assert result.worst()[0].alone == max(layer.alone for layer in result.layers)
+    assert str(result).count("\n") == len(result.layers)
+
+
+def test_the_damage_is_that_of_one_layer_alone_and_of_all_in_the_end():
+    model, batches = calibrated("residual")
+    result = bw.sensitivity(model, batches, "mse", cumulative=True)
+    with torch.no_grad():
+        all_on = [model(*b) for b in batches]
+        modes = {q: q.mode for q in quantizers(model).values()}
+        for q in modes:
+            q.mode = Mode.OFF
+        exact = [model(*b) for b in batches]
+        q = dict(sites(model))["3.conv2"]
+        q.mode = Mode.QUANTIZE
+        model.get_submodule("3.conv2").input_quantizer.quantizer.mode = Mode.QUANTIZE
+        one_on = [model(*b) for b in batches]
+
+    def gap(found):
+        pairs = zip(found, exact, strict=True)
+        return sum(float((f - e).square().mean() / e.square().mean()) for f, e in pairs) / len(exact)
+
+    assert result.layers[-1].cumulative == pytest.approx(gap(all_on), rel=1e-4)
+    alone = next(layer.alone for layer in result.layers if layer.name == "3.conv2")
+    assert alone == pytest.approx(gap(one_on), rel=1e-4)
+
+
+def test_wrong_budgets_are_refused():
+    model, batches = calibrated("residual", RECIPE)
+    for budget, options, words in (
+        ({"sizes": 1}, {}, "did you mean 'size'"),
+        ({"size": 10}, {}, "the least possible is"),
+        (500, {}, "mapping of limits"),
+        ({"size": 1e6}, {"metric": "sqnr"}, "cannot be added up"),
+        ({"size": 1e6}, {"bits": (1,)}, "from 2 to 16"),
+        ({"size": 1e6}, {"metric": "kk"}, "cannot be 'kk'"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            bw.search_bits(model, batches, budget, **options)
+    bw.reconstruct(model, batches, steps=2)
+    with pytest.raises(ConfigError, match="search bits before that"):
+        bw.search_bits(model, batches, {"size": 1e6})
