@@ -3,6 +3,7 @@
 Everything here works in one process, too: it is then a group of one.
 """
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
@@ -124,3 +125,16 @@ def from_first_rank(action: Callable[[], bytes]) -> bytes:
         with ranks.together():
             data = action() if rank() == 0 else b""
         return ranks.gather(data)[0]
+
+
+@contextmanager
+def under_torchrun() -> Iterator[None]:
+    """Join the processes that torchrun has started, if it has, for as long as this lasts."""
+    if not dist.is_available() or dist.is_initialized() or int(os.environ.get("WORLD_SIZE", "1")) < 2:
+        yield
+        return
+    dist.init_process_group("gloo")
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()

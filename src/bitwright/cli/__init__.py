@@ -1,4 +1,4 @@
-"""The command line: ``bitwright quantize``, ``inspect``, ``backends`` and ``recipe``. Help needs no torch."""
+"""The command line: ``bitwright quantize``, ``export``, ``evaluate``, ``inspect`` and more. Help needs no torch."""
 
 import sys
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from bitwright import __version__
-from bitwright.cli import backends, inspect, quantize, recipe
+from bitwright.cli import backends, inspect, quantize, recipe, saved
 from bitwright.cli.boundary import State, answer
 
 __all__ = ["app", "main"]
@@ -23,6 +23,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("quantize", epilog=quantize.EPILOG)(quantize.quantize)
+app.command("export", epilog=saved.EXPORT_EPILOG)(saved.export)
+app.command("evaluate", epilog=saved.EVALUATE_EPILOG)(saved.evaluate)
 app.command("inspect", epilog=inspect.EPILOG)(inspect.inspect)
 app.add_typer(backends.app, name="backends")
 app.add_typer(recipe.app, name="recipe")
@@ -49,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code.
 
     0: all is well. 1: a limit that the user set was missed. 2: something was refused, in one line on stderr.
-    130: interrupted.
+    130 and 143: ended by SIGINT or SIGTERM.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     if "--debug" in given:  # it may stand anywhere

@@ -1,7 +1,9 @@
 """The boundary to the user: an error is one line on stderr and an exit code; ``--debug`` adds a trace."""
 
 import logging
+import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,13 +14,17 @@ import typer
 
 from bitwright.errors import BitwrightError
 
-INTERRUPTED = 130
+INTERRUPTED, TERMINATED = 130, 143
 # The base of all that typer says about wrong options; typer gives it no public name.
 _UsageError: Any = typer.BadParameter.__mro__[1]
 
 
 class UserCodeError(BitwrightError):
     """A function that the user named, or the module it lives in, raised."""
+
+
+class Terminated(BaseException):
+    """SIGTERM came."""
 
 
 @dataclass
@@ -31,11 +37,13 @@ class State:
 def answer(app: Callable[..., Any], arguments: Sequence[str]) -> int:
     """Run ``app`` and return the exit code."""
     state = State()
-    with _remarks():
+    with _remarks(), _terminable():
         try:
             code = app(list(arguments), prog_name="bitwright", standalone_mode=False, obj=state)
         except (KeyboardInterrupt, typer.Abort):
             code = INTERRUPTED
+        except Terminated:
+            code = TERMINATED
         except _UsageError as error:
             return _refuse(_usage(error), state)
         except BitwrightError as error:
@@ -43,8 +51,8 @@ def answer(app: Callable[..., Any], arguments: Sequence[str]) -> int:
         except Exception as error:
             text = f"{type(error).__name__}: {error}"
             return _refuse(f"unexpected {text} (a mistake in Bitwright: --debug shows where)", state)
-    if code == INTERRUPTED:
-        print_line("interrupted: nothing half-written was left behind")
+    if code in (INTERRUPTED, TERMINATED):
+        print_line("interrupted: nothing half-written was left behind; a calibration goes on with --resume")
     return code if isinstance(code, int) else 0
 
 
@@ -80,6 +88,23 @@ def blame(what: str) -> Iterator[None]:
     except (Exception, SystemExit) as error:
         text = one_line(str(error))
         raise UserCodeError(f"{what} raised {type(error).__name__}{f': {text}' if text else ''}") from error
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """End on SIGTERM as on SIGINT: by an exception, so that everything is left in order."""
+
+    def terminate(*_: Any) -> None:
+        raise Terminated
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 class _OneLine(logging.Handler):

@@ -1,6 +1,7 @@
 """A job: one model to quantize, checked as a whole first, then run step by step."""
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -10,17 +11,22 @@ from torch import nn
 from bitwright.analysis import analyze
 from bitwright.backends import Backend
 from bitwright.calibration import calibrate
-from bitwright.cli.inputs import call_if_function, cut_to_model, read_batches
+from bitwright.cli.inputs import Batches, call_if_function, cut_to_model, read_batches
 from bitwright.cli.load import load, load_model
 from bitwright.cli.output import step
 from bitwright.cli.scores import DeployedModel, Scores, first_scores, missed_drop, score
 from bitwright.cli.summary import Outcome
+from bitwright.distributed import rank, under_torchrun, world_size
 from bitwright.errors import ConfigError
 from bitwright.exporting import FORMATS, ExportFormat, export
 from bitwright.files import check_output
 from bitwright.preparation import ledger_of, prepare, resolve_recipe
+from bitwright.saving import save
+from bitwright.saving.folder import check_folder
+from bitwright.saving.manifest import FILES, MANIFEST
 
 REPORT = "report.html"
+PROGRESS = "checkpoint"  # the folder, beside the files, of a calibration that is not finished
 _ANALYZED_BATCHES = 8
 
 
@@ -41,6 +47,8 @@ class Job:
     latency: bool
     limits: Mapping[str, float | None]
     max_drop: float | None
+    save: Path | None
+    resume: bool
 
     def __post_init__(self) -> None:
         if self.limits["speedup"] is not None and not self.latency:
@@ -58,14 +66,37 @@ class Job:
         writer = FORMATS.get(self.format or self._backend.formats[0])
         names = (self.name or f"model{writer.suffix}", REPORT)
         self._file, self._report = check_outputs(self.output, names, writer.suffix, self.force)
+        if self.save is not None:
+            check_folder(self.save, FILES, MANIFEST)
         check_extras(self._backend, writer, self.runtimes)
         self._format = writer.name
 
-    def run(self) -> Outcome:
-        """Quantize, export, verify, evaluate and report."""
-        from bitwright.reporting import report
-        from bitwright.verification import run_file, verify
+    def run(self) -> Outcome | None:
+        """Quantize, export, verify, evaluate and report; under torchrun, ranks other than 0 only help to calibrate.
 
+        The progress of calibration outlives a job that is interrupted or killed, not one that ends or is refused.
+        """
+        progress = self.output / PROGRESS
+        with under_torchrun():
+            if not self.resume and rank() == 0:
+                _forget(progress)
+            try:
+                qmodel, batches, before = self._calibrated(progress)
+                with step("exporting"):
+                    export(qmodel, self._file, format=self._format)
+                    self._report.unlink(missing_ok=True)  # it spoke of the file that was replaced
+                if self.save is not None:
+                    given = {"model": self.model, "data": self.data, "eval": self.evaluate}
+                    save(qmodel, self.save, source={name: value for name, value in given.items() if value})
+                outcome = self._prove(qmodel, batches, before) if rank() == 0 else None
+            except Exception:
+                _forget(progress)
+                raise
+            _forget(progress)
+        return outcome
+
+    def _calibrated(self, progress: Path) -> tuple[nn.Module, Batches, Scores]:
+        """The quantized model, the data, and the scores of the float model."""
         with step("building the model"):
             model = load_model(self.model)
             batches = read_batches(self._data, f"--data {self.data}")
@@ -75,11 +106,15 @@ class Job:
                 example = call_if_function(self._example, f"--example {self.example}")
         with step("preparing"):
             qmodel = prepare(model, example, self._backend, recipe=self._recipe)
-        before = self._score(model, "the float model")
-        calibrate(qmodel, batches)
-        with step("exporting"):
-            export(qmodel, self._file, format=self._format)
-            self._report.unlink(missing_ok=True)  # it spoke of the file that was replaced
+        before = self._score(model, "the float model") if rank() == 0 else {}
+        mine = batches if world_size() == 1 else islice(batches, rank(), None, world_size())
+        calibrate(qmodel, mine, checkpoint=progress, uneven=True)
+        return qmodel, batches, before
+
+    def _prove(self, qmodel: nn.Module, batches: Batches, before: Scores) -> Outcome:
+        from bitwright.reporting import report
+        from bitwright.verification import run_file, verify
+
         limits = {name: value for name, value in self.limits.items() if value is not None}
         proof = verify(qmodel, self._file, batches, runtimes=self.runtimes, limits=limits, latency=self.latency)
         simulated = self._score(qmodel, "the simulation", before)
@@ -104,6 +139,14 @@ class Job:
             return {}
         with step(f"evaluating {what}"):
             return score(self._evaluate, model, f"--eval {self.evaluate} on {what}", like)
+
+
+def _forget(progress: Path) -> None:
+    """Remove what calibration has written into a folder, and the folder if nothing else is in it."""
+    for file in progress.glob("calibration*.safetensors"):
+        file.unlink(missing_ok=True)
+    with suppress(OSError):
+        progress.rmdir()
 
 
 def check_outputs(folder: Path, names: tuple[str, ...], suffix: str, force: bool) -> list[Path]:

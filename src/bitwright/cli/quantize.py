@@ -41,6 +41,13 @@ def quantize(
     format: Annotated[
         str | None, typer.Option(metavar="NAME", help="Format of the file; by default what the target reads.")
     ] = None,
+    save: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Save the quantized model, too, for bitwright export and evaluate."),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the calibration of a run that was interrupted.")
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace files that exist already.")] = False,
     runtime: Annotated[
         list[str] | None,
@@ -87,8 +94,10 @@ def quantize(
         }
         wishes = (backend, recipe, weight, activation, skip or ())
         files = (output, name, format, force)
-        job = Job(model, data, evaluate, example, wishes, *files, runtime, not no_latency, limits, max_accuracy_drop)
-        outcome = job.run()
+        checks = (runtime, not no_latency, limits, max_accuracy_drop)
+        outcome = Job(model, data, evaluate, example, wishes, *files, *checks, save, resume).run()
+    if outcome is None:  # not the first rank
+        return
     show(outcome, json)
     if outcome.proof.ok is not True:
         raise typer.Exit(1)
