@@ -51,6 +51,10 @@ class AmaxViews(StoredRange):
         """The highest integer, or number of fp8."""
         return float(self.spec.qmax)
 
+    def set_bit(self, bit: int) -> None:
+        """Quantize in that many bits from now on, as Sparsebit says it."""
+        self.num_bits = bit
+
     def _describe(self, **changes: Any) -> None:
         now = QuantDescriptor(self.num_bits, unsigned=self.unsigned, narrow_range=self.narrow_range)
         spec = now.with_(**changes).spec

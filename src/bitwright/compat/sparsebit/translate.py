@@ -7,10 +7,12 @@ from typing import Any
 from bitwright.backends import Backend, find_backend
 from bitwright.compat.keys import flag, items
 from bitwright.compat.sparsebit.defaults import SCHEDULE
-from bitwright.compat.sparsebit.quant_config import parse_qconfig
+from bitwright.compat.sparsebit.quantization.quant_config import parse_qconfig
 from bitwright.compat.sparsebit.specific import read_specific
 from bitwright.compat.sparsebit.tensors import read_tensor
 from bitwright.errors import ConfigError
+from bitwright.nn.operators import operator_of_source
+from bitwright.nn.registry import QMODULES, is_custom
 from bitwright.recipe import Recipe, Rule
 
 
@@ -39,11 +41,18 @@ def to_recipe(config: str | Path | Mapping[str, Any]) -> tuple[Recipe, list[str]
 def _arithmetic(cfg: Any, backend: Backend) -> list[Rule]:
     """What Sparsebit quantizes of arithmetic: sums if told to; in simulation, no difference, product or quotient."""
     quantizes_sums = flag("A.QADD.ENABLE_QUANT", cfg.A.QADD.ENABLE_QUANT)
-    left = [name for name in ("sub", "mul", "div") if backend.name == "virtual" and name in backend.operators.integer]
+    known = [name for name in ("sub", "mul", "div") if name in backend.operators.integer]
+    left = [name for name in known if backend.name == "virtual" and not _has_own_module(name)]
     rules = [Rule(match=f"op:{name}", skip=True, optional=True) for name in left]
     if quantizes_sums == ("add" in backend.operators.integer):
         return rules
     return [*rules, Rule(match="op:add", optional=True, force=quantizes_sums, skip=not quantizes_sums)]
+
+
+def _has_own_module(name: str) -> bool:
+    """Whether the user has registered a QModule for an operator."""
+    sources = (operator_of_source(source) for source, cls in QMODULES.items() if is_custom(cls))
+    return any(operator is not None and operator.name == name for operator in sources)
 
 
 def _notes(cfg: Any, switches: Mapping[str, bool]) -> list[str]:

@@ -14,6 +14,7 @@ from torch import fx, nn
 from bitwright.errors import ScheduleError
 from bitwright.graph.capture.guards import is_guard
 from bitwright.graph.match.index import GraphIndex, instance_of
+from bitwright.graph.match.inputs import CallView
 from bitwright.graph.match.node import MatcherNode
 from bitwright.graph.match.pattern import JointChecker, Pattern
 from bitwright.graph.names import node_name
@@ -182,7 +183,8 @@ class _Search:
         if reader.through == ():
             return False
         what = f"the through of {reader.name!r}"
-        return _asked(what, [node], reader.lets_through, node, self.index.kind(node), self.index.instance(node))
+        known = self.index.kind(node), self.index.instance(node)
+        return _asked(what, [node], lambda _: reader.lets_through(node, *known))
 
     def _fits(self, name: str, node: fx.Node, chosen: dict[str, fx.Node]) -> bool:
         """Whether a node is of the kind wanted, is not taken, and stands with those chosen as the pattern says."""
@@ -217,13 +219,22 @@ class _Search:
         if checker is None:
             return True
         if (name, node) not in self.verdicts:
-            said = _asked(f"the checker of {name!r}", [node], checker, node, self.index.instance(node))
-            self.verdicts[name, node] = _verdict(said)
+
+            def ask(views: bool) -> Any:
+                instance = self.index.instance(node)
+                return checker(node, _view(node, instance) if views else instance)
+
+            self.verdicts[name, node] = _verdict(_asked(f"the checker of {name!r}", [node], ask))
         return self.verdicts[name, node]
 
     def _ask_joint(self, checker: JointChecker, chosen: dict[str, fx.Node], modules: dict[str, Any]) -> Any:
         what = f"the joint checker of {', '.join(map(repr, checker.names))}"
-        return _asked(what, [chosen[name] for name in checker.names], checker.check, chosen, modules)
+
+        def ask(views: bool) -> Any:
+            known = {name: _view(chosen[name], module) for name, module in modules.items()} if views else modules
+            return checker.check(chosen, known)
+
+        return _asked(what, [chosen[name] for name in checker.names], ask)
 
     def _complete(self, chosen: dict[str, fx.Node], reasons: tuple[str, ...]) -> Match:
         nodes = {name: chosen[name] for name in self.pattern.by_name}
@@ -250,10 +261,20 @@ def _readers_outside(node: fx.Node, inside: set[fx.Node]) -> str | None:
     return f"{node_name(node)} is also read by {', '.join(strangers)}" if strangers else None
 
 
-def _asked(what: str, nodes: list[fx.Node], function: Callable[..., Any], *args: Any) -> Any:
-    """Ask what the pattern's author wrote; if it fails, name it and the place."""
+def _view(node: fx.Node, instance: Any) -> Any:
+    return CallView(node, instance) if node.op in ("call_function", "call_method") else instance
+
+
+def _asked(what: str, nodes: list[fx.Node], ask: Callable[[bool], Any]) -> Any:
+    """Ask what the pattern's author wrote; if it fails, name it and the place.
+
+    A function has no settings as a module has; if it is asked for one, the checker gets views of calls instead.
+    """
     try:
-        return function(*args)
+        try:
+            return ask(False)
+        except AttributeError:
+            return ask(True)
     except Exception as error:
         where = ", ".join(map(node_name, nodes))
         raise ScheduleError(f"{what}, at {where}, failed: {type(error).__name__}: {error}") from error

@@ -54,3 +54,29 @@ def _of_function(function: Callable[..., Any], given: frozenset[str]) -> tuple[s
         if given <= set(signature.parameters):
             return tuple(signature.parameters)
     return _of_python(function)
+
+
+class CallView:
+    """A function as a checker sees it that asks a module for its settings: arguments of the call are attributes.
+
+    ``lambda concat_node, module: module.dim == 1`` holds for ``torch.cat([a, b], 1)`` as it does for a module.
+    """
+
+    def __init__(self, node: fx.Node, function: Any) -> None:
+        self.node, self.function = node, function
+
+    def __getattr__(self, name: str) -> Any:
+        node = self.node
+        if name in node.kwargs:
+            return node.kwargs[name]
+        function = getattr(torch, str(node.target), self.function) if node.op == "call_method" else self.function
+        for signature in get_signature_for_torch_op(function) or [inspect.signature(function)]:
+            names = list(signature.parameters)
+            if name in names:
+                place, default = names.index(name), signature.parameters[name].default
+                return node.args[place] if place < len(node.args) else default
+        raise AttributeError(f"the call {node.name} of {self.function!r} has no argument {name!r}")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function."""
+        return self.function(*args, **kwargs)

@@ -1,6 +1,7 @@
 """QuantModel: Sparsebit's wrapper around a model: calibrate in steps, quantize, train, export."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -8,16 +9,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bitwright.compat import stepwise
-from bitwright.compat.ends import rename_ends
+from bitwright.compat.ends import add_bits, rename_ends
 from bitwright.compat.node_by_node import calibrate_on_quantized, layer_errors
 from bitwright.compat.pending import is_pending, postpone, when_prepared
-from bitwright.compat.sparsebit.quant_config import parse_qconfig
+from bitwright.compat.sparsebit.quantization.quant_config import parse_qconfig
 from bitwright.compat.sparsebit.specific import check_patterns
 from bitwright.compat.sparsebit.translate import to_recipe
 from bitwright.errors import CalibrationError, ConfigError
 from bitwright.exporting import export
 from bitwright.graph import Inputs
 from bitwright.graph.capture.leaves import find_leaves
+from bitwright.nn.fold import NORMS
+from bitwright.nn.norm import freeze_batchnorm, unfreeze_batchnorm
 from bitwright.preparation import ledger_of, prepare
 
 
@@ -141,16 +144,47 @@ class QuantModel(nn.Module):
             dynamic_axes: any value lets the file take other batch sizes; none fixes the batch size.
             opset_version: at most 21; the lowest that can say what the model does is written.
             verbose: without effect.
-            extra_info: without effect: tensors of four bits are of that type in the file.
+            extra_info: also write ``<name>_extra.onnx``, whose quantizing nodes have their ``bits`` in their metadata.
         """
         if opset_version > 21:
             raise ConfigError(f"opset_version must be at most 21, not {opset_version}")
-        self._check_ready()
-        path = export(self.model, name, dummy_data, dynamic_batch=dynamic_axes is not None).path
+        with self._quantizing():
+            exported = export(self.model, name, dummy_data, dynamic_batch=dynamic_axes is not None)
+        path = exported.path
         rename_ends(path, input_names, output_names)
+        if extra_info:
+            add_bits(path, path.with_name(f"{path.stem}_extra{path.suffix}"), exported.record)
         return path
 
-    def _check_ready(self) -> None:
-        """Refuse to write a model that quantizes nothing."""
-        if is_pending(self.model) or not any(q.mode for q in stepwise.all_quantizers(self.model)):
-            raise CalibrationError("nothing is quantized: calibrate, and call set_quant(w_quant=True, a_quant=True)")
+    @contextmanager
+    def batchnorm_tuning(self) -> Iterator[None]:
+        """Estimate the statistics of BatchNorms anew from the data that is run through the model meanwhile."""
+        norms = [m for m in self.model.modules() if isinstance(m, NORMS) and m.running_mean is not None]
+        before = [(norm, norm.momentum, norm.training) for norm in norms]
+        unfreeze_batchnorm(self.model)
+        for norm in norms:
+            norm.reset_running_stats()
+            norm.momentum = None  # the mean over all batches
+            norm.train()
+        try:
+            yield
+        finally:
+            for norm, momentum, training in before:
+                norm.momentum = momentum
+                norm.train(training)
+            freeze_batchnorm(self.model)
+
+    @contextmanager
+    def _quantizing(self) -> Iterator[None]:
+        """Quantize everything that has a range for a while, unless the user has chosen what to quantize."""
+        if is_pending(self.model):
+            raise CalibrationError("the model has not been run yet: call prepare_calibration() and run it on some data")
+        found = stepwise.all_quantizers(self.model)
+        chosen = any(q.mode for q in found)
+        if not chosen:
+            self.set_quant(w_quant=True, a_quant=True)
+        try:
+            yield
+        finally:
+            if not chosen:
+                stepwise.stop(found)

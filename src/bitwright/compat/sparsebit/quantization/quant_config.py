@@ -1,0 +1,123 @@
+"""``parse_qconfig``: Sparsebit's YAML files, read and checked."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from bitwright.compat.attributes import ConfigDict
+from bitwright.compat.keys import section
+from bitwright.compat.sparsebit.defaults import DEFAULTS
+from bitwright.errors import ConfigError
+from bitwright.graph import SCHEDULES
+from bitwright.validation import read_data, read_text
+
+
+class CfgNode(ConfigDict):
+    """Settings with access by attribute and by item, which can be frozen, cloned and merged into.
+
+    ::
+
+        cfg = _C.clone()
+        cfg.merge_from_file("qconfig.yaml")
+        cfg.merge_from_list(["W.QUANTIZER.BIT", 4])
+    """
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        if self.is_frozen():
+            raise AttributeError(f"{key!r} cannot be set: the config is frozen; defrost() it first")
+        super().__setitem__(key, value)
+
+    def is_frozen(self) -> bool:
+        """Whether settings cannot be changed."""
+        return self.__dict__.get("frozen", False)
+
+    def freeze(self) -> None:
+        """Let settings not be changed, here and below."""
+        self._set_frozen(True)
+
+    def defrost(self) -> None:
+        """Let settings be changed again."""
+        self._set_frozen(False)
+
+    def _set_frozen(self, on: bool) -> None:
+        self.__dict__["frozen"] = on
+        for value in self.values():
+            if isinstance(value, CfgNode):
+                value._set_frozen(on)
+
+    def clone(self) -> "CfgNode":
+        """A copy that can be changed."""
+        return _node(self)
+
+    def merge_from_file(self, cfg_filename: str | Path) -> None:
+        """Take over what a YAML file says."""
+        self.merge_from_other_cfg(read_data(Path(cfg_filename), f"the config {str(cfg_filename)!r}"))
+
+    def merge_from_other_cfg(self, cfg_other: Any) -> None:
+        """Take over what another config says."""
+        self._replace(_merged(section("the config", cfg_other), self, "the config"))
+
+    def merge_from_list(self, cfg_list: list[Any]) -> None:
+        """Take over keys and values in turn: ``["W.QUANTIZER.BIT", 4]``."""
+        if len(cfg_list) % 2:
+            raise ConfigError(f"merge_from_list takes keys and values in turn, not {cfg_list!r}")
+        for key, value in zip(cfg_list[::2], cfg_list[1::2], strict=True):
+            for part in reversed(str(key).split(".")):
+                value = {part: value}
+            self.merge_from_other_cfg(value)
+
+    def _replace(self, values: Mapping[str, Any]) -> None:
+        for key, value in values.items():
+            self[key] = _node(value)
+
+
+def _node(value: Any) -> Any:
+    """The same settings, every mapping a CfgNode."""
+    if isinstance(value, Mapping):
+        return CfgNode({key: _node(item) for key, item in value.items()})
+    return type(value)(map(_node, value)) if isinstance(value, list | tuple) else value
+
+
+def parse_qconfig(source: str | Path | Mapping[str, Any]) -> CfgNode:
+    """Read a config: a YAML file, its text, or a mapping; what it leaves out is Sparsebit's default.
+
+    Returns:
+        The settings, with access by attribute (``cfg.W.QUANTIZER.BIT``) and by item; they may be changed.
+    """
+    where, data = "the config", source
+    if isinstance(source, str | Path):
+        if "\n" not in str(source):
+            where = f"the config {str(source)!r}"
+        try:
+            data = read_text(str(source)) if where == "the config" else read_data(Path(source), where)
+        except yaml.YAMLError as error:
+            raise ConfigError(f"{where} cannot be read: {error}") from error
+    if not isinstance(data, Mapping):
+        raise ConfigError(f"{where} must be a mapping of settings, not {data!r}")
+    return _node(_merged(data, DEFAULTS, where))
+
+
+def _merged(given: Mapping[str, Any], defaults: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """``given`` over the defaults; unknown keys are refused."""
+    known = list(defaults)
+    if where == "SCHEDULE":  # custom schedules are switched there, too
+        known += [name.upper() for name in SCHEDULES.names()]
+    section(where, given, known)
+    made: dict[str, Any] = {}
+    for key in {**defaults, **given}:
+        path = key if where.startswith("the config") else f"{where}.{key}"
+        default = defaults.get(key)
+        value = given.get(key, default)
+        if not isinstance(default, Mapping):
+            made[key] = value
+        elif value is None or isinstance(value, Mapping):
+            made[key] = _merged(value or {}, default, path)
+        else:
+            raise ConfigError(f"{path} must be a mapping of settings, not {value!r}")
+    return made
+
+
+_C: CfgNode = _node(DEFAULTS)
+"""The settings where a file says nothing."""
