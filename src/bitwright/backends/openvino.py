@@ -1,6 +1,6 @@
 """OpenVINO on CPU: u8 activations, s8 weights per channel, Q/DQ ONNX."""
 
-from torch import fx
+from torch import fx, nn
 
 from bitwright.backends.files import register_backend
 from bitwright.backends.onnxruntime import ONNXRUNTIME
@@ -29,10 +29,14 @@ def _adds_a_constant(node: fx.Node) -> str | None:
     return None
 
 
+def _module(node: fx.Node) -> nn.Module | None:
+    owner = node.graph.owning_module
+    return owner.get_submodule(str(node.target)) if node.op == "call_module" and owner is not None else None
+
+
 def _pads_wrongly(node: fx.Node) -> str | None:
     """OpenVINO (2026.4) takes the zero point of a tensor padded along one dimension for one of each channel."""
-    owner = node.graph.owning_module
-    module = owner.get_submodule(str(node.target)) if node.op == "call_module" and owner is not None else None
+    module = _module(node)
     if argument(node, module, 2, "mode", "constant") != "constant" or isinstance(module, PADS_WITH_OWN_VALUES):
         return None
     if argument(node, module, 3, "value") == float("-inf"):
@@ -42,6 +46,15 @@ def _pads_wrongly(node: fx.Node) -> str | None:
     return "OpenVINO pads in float along a single dimension" if padded == 1 else None
 
 
+def _counts_padding(node: fx.Node) -> str | None:
+    """OpenVINO (2026.4) averages quantized tensors as if the padding held their zero point."""
+    module = _module(node)
+    padding = argument(node, module, 3, "padding", 0)
+    padded = argument(node, module, 4, "ceil_mode", False) or (any(padding) if isinstance(padding, tuple) else padding)
+    counted = argument(node, module, 5, "count_include_pad", True) or argument(node, module, 6, "divisor_override")
+    return "OpenVINO averages padding in float" if padded and counted else None
+
+
 OPENVINO = register_backend(
     ONNXRUNTIME.with_(
         name="openvino",
@@ -49,7 +62,12 @@ OPENVINO = register_backend(
         activations={"write_unsigned": False},
         operators={
             "integer": dict.fromkeys((*CONVOLUTIONS, "linear", "add", "cat", *AVERAGE_POOLS), "inputs"),
-            "conditions": {"cat": _joins_other_than_channels, "add": _adds_a_constant, "pad": _pads_wrongly},
+            "conditions": {
+                "cat": _joins_other_than_channels,
+                "add": _adds_a_constant,
+                "pad": _pads_wrongly,
+                "avg_pool?d": _counts_padding,
+            },
             "share_inputs": ("cat",),
             "reasons": {
                 "batch_norm": "no convolution or linear layer before it to fold into",

@@ -157,7 +157,7 @@ class _Deploying:
                 self._deploy_function(model, node, module, prefix)
         rewrites.drop_redundant_activations(model, dict(model.named_modules()))
         rewrites.requantize_carried(model, dict(model.named_modules()))
-        rewrites.guard_float_layers(model, dict(model.named_modules()))
+        rewrites.guard(model, dict(model.named_modules()))
         self.name_calls(model, prefix, placed)
 
     def _deploy_function(self, model: CapturedModel, node: fx.Node, function: QuantFunction, prefix: str) -> None:

@@ -2,10 +2,12 @@
 
 from torch import fx, nn
 
+from bitwright.exporting.modules import DeployedFunction
 from bitwright.exporting.parts import KeepFloat
 from bitwright.graph import CapturedModel
 from bitwright.graph.facts import copy_facts, facts, set_facts, shape_of
 from bitwright.graph.names import add_internal
+from bitwright.nn.functional import QuantFunction
 from bitwright.nn.layer import QuantLayer
 from bitwright.nn.operators import operator_of
 from bitwright.preparation import Verdict, decision_on
@@ -83,8 +85,8 @@ def _leads_to_quantized(model: CapturedModel, modules: Modules) -> set[fx.Node]:
     return reach
 
 
-def guard_float_layers(model: CapturedModel, modules: Modules) -> None:
-    """Make sure that what stays float is not quantized by the runtime: layers with a weight, and what it gets wrong."""
+def guard(model: CapturedModel, modules: Modules) -> None:
+    """Keep a runtime from what it gets wrong: quantizing layers that stay float, and applying scales twice."""
     for node in list(model.graph.nodes):
         operator = operator_of(node, modules)
         decision = decision_on(node)
@@ -92,8 +94,20 @@ def guard_float_layers(model: CapturedModel, modules: Modules) -> None:
             for source in node.all_input_nodes:
                 if facts(source).tensor is not None:
                     _guard(model, source, [node])
-        elif operator is not None and operator.weight and not isinstance(modules.get(str(node.target)), QuantLayer):
+        elif (
+            operator is not None and operator.weight and not isinstance(modules.get(str(node.target)), QuantLayer)
+        ) or (len(node.users) > 1 and _convolves_without_bias(_module(node, modules))):
             _guard(model, node, list(node.users))
+
+
+def _convolves_without_bias(module: nn.Module | None) -> bool:
+    """Whether OpenVINO (2026.4) would apply a layer's scale twice where two read its result."""
+    if isinstance(module, DeployedFunction):
+        return module.bias is None and module.bias_value is None and module.weight.integers.ndim > 2
+    if not isinstance(module, QuantLayer) or isinstance(module, QuantFunction):
+        return False
+    weight, bias = module.folded_weight()
+    return bias is None and weight.ndim > 2
 
 
 def _guard(model: CapturedModel, tensor: fx.Node, users: list[fx.Node]) -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import bitwright.numerics.pooling  # noqa: F401  (defines the operator)
+from bitwright.exporting.onnx.operators import operator_translations
 from bitwright.exporting.parts import DeployedQuantizer, IntegerTensor, Part, parts_of
 
 PART = "bitwright.part"  # in the metadata of a node, while the file is made: the number of the part that it ends
@@ -82,6 +83,7 @@ def translations(opset: int, twin: nn.Module) -> dict[Callable[..., Any], Callab
         return op.GlobalAveragePool(x)
 
     return {
+        **operator_translations(op),
         torch.ops.bitwright.part.default: part,
         torch.ops.bitwright.stored.default: stored,
         torch.ops.bitwright.global_average_pool.default: global_average_pool,
@@ -123,10 +125,8 @@ class _Writer:
         spec = part.spec
         kind, exact = storage_type(spec.qmin, spec.qmax)
         if not exact:
-            low, high = ((q - part.zero_point.float()) * part.scale for q in (spec.qmin, spec.qmax))
-            if part.axis is not None and part.group is None and x.shape is not None:
-                along = [-1 if d == part.axis % len(x.shape) else 1 for d in range(len(x.shape))]
-                low, high = low.reshape(along), high.reshape(along)
+            ends = ((q - part.zero_point.float()) * part.scale for q in (spec.qmin, spec.qmax))
+            low, high = (_along(end, part, len(x.shape)) for end in ends)
             limits = self._constant("low", low), self._constant("high", high)
             x = self.op.Clip(x, *limits) if part.axis is None else self.op.Min(self.op.Max(x, limits[0]), limits[1])
         scale, point = self._constant("scale", part.scale), self._constant("zero_point", part.zero_point, kind)
@@ -163,6 +163,15 @@ class _Writer:
         value = self.op.Constant(value=array)
         value.name, value.dtype = f"{self.name}.{key}", array.dtype
         return self.made.setdefault(key, value)
+
+
+def _along(limit: Tensor, part: DeployedQuantizer, rank: int) -> Tensor:
+    """A limit for each channel or group, in a shape that broadcasts against a tensor of that rank."""
+    if part.axis is None:
+        return limit
+    if part.group is not None:
+        return limit.repeat_interleave(part.group, part.axis)
+    return limit.reshape(-1, *[1] * (rank - 1 - part.axis % rank))
 
 
 def _places(part: Any) -> dict[str, int]:  # noqa: ANN401

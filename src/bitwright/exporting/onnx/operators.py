@@ -1,0 +1,153 @@
+"""Operators whose arguments torch's exporter loses or writes so that runtimes refuse them: pools and circular padding.
+
+In ``ceil_mode`` torch lets the last window reach beyond the padding, unless it would begin there. ONNX computes other
+sizes, so the file has more padding at the end instead:
+
+    reach = dilation · (kernel - 1) + 1                       windows = ceil((size + 2 · padding - reach) / stride) + 1
+    what is beyond the padding = (windows - 1) · stride + reach - (size + 2 · padding)
+
+Padding counts in an average if ``count_include_pad`` says so; what is beyond it never does.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from onnxscript.function_libs.torch_lib.ops.nn import aten_pad
+
+Translation = Callable[..., Any]
+_FAR = 2**62
+
+
+def operator_translations(op: Any) -> dict[Translation, Translation]:  # noqa: ANN401
+    """A part of the table that ``torch.onnx.export`` takes."""
+
+    def pad(x: Any, pad: Sequence[Any], mode: str = "constant", value: float | None = None) -> Any:  # noqa: ANN401
+        return _pad_around(op, x, pad) if mode == "circular" else aten_pad(x, pad, mode, value)
+
+    table: dict[Translation, Translation] = {torch.ops.aten.pad.default: pad}
+    aten = torch.ops.aten
+    for rank, averages, largest in (
+        (1, aten.avg_pool1d, aten.max_pool1d),
+        (2, aten.avg_pool2d, aten.max_pool2d),
+        (3, aten.avg_pool3d, aten.max_pool3d),
+    ):
+        table[averages.default] = _average(op, rank)
+        table[largest.default] = _largest(op, rank)
+    return table
+
+
+def _average(op: Any, rank: int) -> Translation:  # noqa: ANN401
+    def average_pool(
+        x: Any,  # noqa: ANN401
+        kernel_size: Sequence[int],
+        stride: Sequence[int] = (),
+        padding: Sequence[int] = (0,),
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+        divisor_override: int | None = None,
+    ) -> Any:  # noqa: ANN401
+        windows = _Windows(x, rank, kernel_size, stride, padding, (1,), ceil_mode)
+        beyond = any(windows.beyond)
+        whole = count_include_pad or divisor_override is not None
+        settings = {**windows.attributes(), "count_include_pad": int(whole)}
+        out = windows.on_batch(op, x, lambda batch: op.AveragePool(batch, **settings))
+        if divisor_override is not None:
+            factor: Any = math.prod(windows.kernel) / divisor_override
+        elif whole and beyond:
+            factor = windows.all_to_counted()
+        else:
+            return out
+        return op.Mul(out, op.Constant(value=ir.tensor(torch.as_tensor(factor, dtype=torch.float32))))
+
+    return average_pool
+
+
+def _largest(op: Any, rank: int) -> Translation:  # noqa: ANN401
+    def max_pool(
+        x: Any,  # noqa: ANN401
+        kernel_size: Sequence[int],
+        stride: Sequence[int] = (),
+        padding: Sequence[int] = (0,),
+        dilation: Sequence[int] = (1,),
+        ceil_mode: bool = False,
+    ) -> Any:  # noqa: ANN401
+        windows = _Windows(x, rank, kernel_size, stride, padding, dilation, ceil_mode)
+        settings = {**windows.attributes(), "dilations": windows.dilation}
+        return windows.on_batch(op, x, lambda batch: op.MaxPool(batch, **settings)[0])
+
+    return max_pool
+
+
+class _Windows:
+    """The windows of a pool, along each dimension.
+
+    Attributes:
+        beyond: how far the last window reaches beyond the padding.
+    """
+
+    def __init__(self, x: Any, rank: int, *settings: Any) -> None:  # noqa: ANN401
+        *places, self.ceil_mode = settings
+        self.kernel, stride, self.padding, self.dilation = (_each(p, rank) for p in places)
+        self.stride = stride or self.kernel
+        self.batched = len(x.shape) == rank + 2
+        self.sizes = list(x.shape)[-rank:]
+        self.beyond = [self._beyond(d) for d in range(rank)]
+
+    def _beyond(self, d: int) -> int:
+        if not self.ceil_mode:
+            return 0
+        size, stride, padding = self.sizes[d], self.stride[d], self.padding[d]
+        if not isinstance(size, int):
+            if stride == 1:
+                return 0
+            raise ValueError("a pool with ceil_mode needs a fixed size: how far its last window reaches depends on it")
+        span = size + 2 * padding - self.dilation[d] * (self.kernel[d] - 1) - 1
+        last = -(-span // stride) * stride
+        return max(last - span, 0) if last < size + padding else 0
+
+    def attributes(self) -> dict[str, Any]:
+        ends = [p + b for p, b in zip(self.padding, self.beyond, strict=True)]
+        return {"kernel_shape": self.kernel, "strides": self.stride, "pads": [*self.padding, *ends]}
+
+    def all_to_counted(self) -> torch.Tensor:
+        """How many values each window has, in relation to those that are not beyond the padding."""
+        factor = torch.ones(())
+        for size, kernel, stride, padding, beyond in zip(
+            self.sizes, self.kernel, self.stride, self.padding, self.beyond, strict=True
+        ):
+            first = torch.arange(-padding, size + padding + beyond - kernel + 1, stride)
+            factor = factor.unsqueeze(-1) * (kernel / ((first + kernel).clamp(max=size + padding) - first))
+        return factor
+
+    def on_batch(self, op: Any, x: Any, pool: Translation) -> Any:  # noqa: ANN401
+        """Pool with a dimension for the batch, which ONNX needs."""
+        if self.batched:
+            return pool(x)
+        axes = op.Constant(value_ints=[0])
+        return op.Squeeze(pool(op.Unsqueeze(x, axes)), axes)
+
+
+def _each(setting: int | Sequence[int], rank: int) -> list[int]:
+    """A setting for each dimension."""
+    given = [setting] if isinstance(setting, int) else list(setting)
+    return given * rank if len(given) == 1 else given
+
+
+def _pad_around(op: Any, x: Any, pad: Sequence[int]) -> Any:  # noqa: ANN401
+    """Put the end of a tensor before its beginning, and its beginning after its end; negative padding cuts off first."""
+
+    def cut(source: Any, axis: int, first: int, end: int) -> Any:  # noqa: ANN401
+        return op.Slice(source, *(op.Constant(value_ints=[at]) for at in (first, end, axis)))
+
+    rank = len(x.shape)
+    for d, (before, after) in enumerate(zip(pad[::2], pad[1::2], strict=True)):
+        axis = rank - 1 - d
+        if min(before, after) < 0:
+            x = cut(x, axis, max(-before, 0), min(after, 0) or _FAR)
+        pieces = [cut(x, axis, -before, _FAR)] if before > 0 else []
+        pieces += [x, cut(x, axis, 0, after)] if after > 0 else [x]
+        x = op.Concat(*pieces, axis=axis) if len(pieces) > 1 else x
+    return x

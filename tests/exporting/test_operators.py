@@ -1,0 +1,118 @@
+"""Arguments of operators in files: every branch of a net gives what the simulation does, in both runtimes."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import bitwright as bw
+
+Branch = Callable[[Tensor], Tensor]
+
+
+class Branches(nn.Module):
+    """Functions of one convolution's result, which may be negative, each followed by a convolution."""
+
+    def __init__(self, branches: list[Branch], rank: int) -> None:
+        super().__init__()
+        conv = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[rank - 1]
+        self.first, self.branches = conv(3, 4, 1), branches
+        self.last = nn.ModuleList(conv(4, 4, 1) for _ in branches)
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        y = self.first(x)
+        return [last(branch(y)) for branch, last in zip(self.branches, self.last, strict=True)]
+
+
+class TwoReaders(nn.Module):
+    """Convolutions without bias, as modules and as a function, whose results have two readers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.deep = nn.Conv2d(3, 4, 3, bias=False), nn.Conv2d(4, 4, 3, groups=4, bias=False)
+        self.weight = nn.Parameter(torch.randn(4, 4, 1, 1) / 2)
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        y = self.conv(x)
+        z = self.deep(y)
+        w = F.conv2d(z, self.weight)
+        return [y, y.relu(), z, z.relu(), w, w.relu()]
+
+
+class ComputedWeights(nn.Module):
+    """Functions whose weights depend on the input: square, so that limits along a wrong axis would fit too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.square, self.wide = nn.Parameter(torch.randn(3, 3, 1, 1)), nn.Parameter(torch.randn(5, 3, 3, 3))
+        self.linear = nn.Parameter(torch.randn(6, 6) * torch.arange(1, 7).unsqueeze(1))
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        factor = x.mean().clamp(1.0, 1.1)
+        return [F.conv2d(x, self.square * factor), F.conv2d(x, self.wide * factor), F.linear(x, self.linear * factor)]
+
+
+POOLS: dict[str, tuple[int, list[Branch]]] = {
+    "average": (
+        2,
+        [
+            nn.AvgPool2d(3, 2, 1),
+            nn.AvgPool2d((3, 2), 2, ceil_mode=True),
+            nn.AvgPool2d((3, 2), 2, 1, ceil_mode=True),
+            nn.AvgPool2d(3, 2, 1, ceil_mode=True, count_include_pad=False),
+            nn.AvgPool2d(2, 1, divisor_override=3),
+            nn.AvgPool2d(3, 2, 1, ceil_mode=True, divisor_override=5),
+            lambda v: F.avg_pool2d(v, 2, None, 1, True, False),
+            lambda v: F.avg_pool2d(v[0], 3, 2, 1, ceil_mode=True),
+        ],
+    ),
+    "largest": (
+        2,
+        [
+            nn.MaxPool2d(2, 2, 1, ceil_mode=True),
+            nn.MaxPool2d(3, 2, 1, 2, ceil_mode=True),
+            nn.MaxPool2d((2, 3), 2, ceil_mode=True),
+            lambda v: F.max_pool2d(v[0], 2, 2, 1, ceil_mode=True),
+        ],
+    ),
+    "sequences": (1, [nn.AvgPool1d(3, 2, 1, ceil_mode=True), nn.MaxPool1d(2, 2, 1, ceil_mode=True)]),
+    "volumes": (3, [nn.AvgPool3d(3, 2, 1, True, True, 7), nn.MaxPool3d(2, 2, 1, ceil_mode=True)]),
+    "circular": (
+        2,
+        [
+            nn.Conv2d(4, 4, 3, padding=2, padding_mode="circular"),
+            lambda v: F.pad(v, (1, 2, 2, 0), mode="circular"),
+            lambda v: F.pad(v, (2, -1, 0, 0), mode="circular"),
+        ],
+    ),
+}
+
+
+def prove(net: nn.Module, x: Tensor, backend: str, path: Path) -> None:
+    pytest.importorskip(backend)
+    model = bw.calibrate(bw.prepare(net.eval(), x, backend), [x])
+    with torch.no_grad():
+        simulated = model(x)
+    proof = bw.verify(model, bw.export(model, path), [x], runtimes=[backend], latency=False)
+    assert proof.ok, proof.missed
+    for got, expected in zip(bw.run_file(path, backend)(x), simulated, strict=True):
+        assert got.shape == expected.shape
+        assert float((got - expected).abs().max()) <= 0.05 * float(expected.abs().max())
+
+
+@pytest.mark.parametrize("backend", ["onnxruntime", "openvino"])
+@pytest.mark.parametrize("name", POOLS)
+def test_every_argument_is_in_the_file(name: str, backend: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    rank, branches = POOLS[name]
+    prove(Branches(branches, rank), torch.randn(2, 3, *(7, 8, 9)[:rank]), backend, tmp_path / "net.onnx")
+
+
+@pytest.mark.parametrize("backend", ["onnxruntime", "openvino"])
+@pytest.mark.parametrize("net", [TwoReaders, ComputedWeights])
+def test_scales_and_limits_are_applied_once_and_along_their_axis(net: type, backend: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    prove(net(), torch.randn(2, 3, 8, 6), backend, tmp_path / "net.onnx")
