@@ -5,6 +5,7 @@ the file came from; each quantizer knows its site.
 """
 
 import copy
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +26,7 @@ from bitwright.exporting.parts import DeployedQuantizer, KeepFloat, Site, as_int
 from bitwright.graph import CapturedModel
 from bitwright.graph.capture.objects import make_results_plain
 from bitwright.graph.expression import Expression, is_constant
-from bitwright.graph.facts import copy_facts, facts
+from bitwright.graph.facts import facts
 from bitwright.graph.names import add_internal, attribute_of, node_name, put_submodule, replace_modules
 from bitwright.nn.attention import QuantMultiheadAttention
 from bitwright.nn.functional import QuantFunction
@@ -35,7 +36,7 @@ from bitwright.nn.weight_sites import weight_sites
 from bitwright.preparation import decision_on
 from bitwright.quantizer import TensorQuantizer, quantizers
 
-CALLS = "calls"  # in a model's namespace: modules that stand for single nodes
+CALLS, READ = "calls", "read"  # in a model's namespace: modules that stand for single nodes, and weights they read
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,30 @@ class Deployment:
     model: nn.Module
     quantized: bool
     origins: dict[str, Origin]
+
+    def results(self) -> list[str]:
+        """The names of what the model returns: keys and attributes, or else nodes; empty where no graph says them."""
+        if not isinstance(self.model, CapturedModel):
+            return []
+        return list(_result_names(next(iter(reversed(self.model.graph.nodes))).args[0]))
+
+
+def _result_names(item: Any, path: tuple[str, ...] = ()) -> Iterator[str]:  # noqa: ANN401
+    if isinstance(item, dict | tuple | list):
+        for key, value in item.items() if isinstance(item, dict) else enumerate(item):
+            yield from _result_names(value, (*path, str(key)))
+    elif isinstance(item, fx.Node):
+        yield ".".join(path) if any(not part.isdigit() for part in path) else _tensor_name(item)
+
+
+def _tensor_name(node: fx.Node) -> str:
+    """What the user calls a tensor that a graph returns, quantized or not."""
+    owner = node.graph.owning_module
+    while node.op == "call_module" and owner is not None:
+        if not isinstance(owner.get_submodule(str(node.target)), DeployedQuantizer | KeepFloat):
+            break
+        (node,) = node.all_input_nodes
+    return node_name(node)
 
 
 def deploy(model: nn.Module) -> Deployment:
@@ -129,6 +154,7 @@ class _Deploying:
         if not layer.weight_quantizer.enabled:
             return FloatLayer(layer)
         own = layer.input_quantizer
+        self.origins[f"{name}.stored"] = self.origins[name]
         weight_site = self._site(layer.weight_quantizer, "weight", f"{name}.weight")
         return DeployedLayer(
             layer, weight_site, self._site(own, "activation") if isinstance(own, TensorQuantizer) else None
@@ -155,6 +181,8 @@ class _Deploying:
         for node, module in called:
             if isinstance(module, QuantFunction):
                 self._deploy_function(model, node, module, prefix)
+        for node in [n for n in model.graph.nodes if n.op == "get_attr"]:
+            _keep_what_is_read(model, node)
         rewrites.drop_redundant_activations(model, dict(model.named_modules()))
         rewrites.requantize_carried(model, dict(model.named_modules()))
         rewrites.guard(model, dict(model.named_modules()))
@@ -178,17 +206,13 @@ class _Deploying:
         values: list[Any] = [None if n is None else Expression(model, n)() for n in (weight, bias)]
         deployed = DeployedFunction(function, values[0], values[1], site)
         target = self._call(model, prefix, node, deployed, origin)
-        rest = {k: v for k, v in node.kwargs.items() if k not in names}
-        with model.graph.inserting_before(node):
-            call = model.graph.call_module(target, (given["input"], *node.args[3:]), rest)
-        copy_facts(node, call)
-        node.replace_all_uses_with(call)
-        model.graph.erase_node(node)
+        node.target, node.args = target, (given["input"], *node.args[3:])
+        node.kwargs = {k: v for k, v in node.kwargs.items() if k not in names}
 
     def _call(self, model: CapturedModel, prefix: str, node: fx.Node, module: nn.Module, origin: Origin) -> str:
         """Add the module that stands for one node, and return its name."""
         target = add_internal(model, CALLS, node.name, module)
-        self.origins[_join(prefix, target)] = origin
+        self.origins[_join(prefix, target)] = self.origins[_join(prefix, f"{target}.stored")] = origin
         return target
 
     def name_calls(self, model: CapturedModel, prefix: str, placed: dict[fx.Node, str]) -> None:
@@ -227,6 +251,17 @@ class _Deploying:
         if constant and quantizer.quantizes:
             return as_integers(attribute_of(model, str(source.target)), quantizer, site)  # pyrefly: ignore
         return DeployedQuantizer(quantizer, site)
+
+
+def _keep_what_is_read(model: CapturedModel, node: fx.Node) -> None:
+    """Copy a layer's weight that something else reads, before the layer stores integers instead."""
+    owner, _, name = str(node.target).rpartition(".")
+    if not node.users:
+        model.graph.erase_node(node)
+    elif isinstance(layer := model.get_submodule(owner), QuantLayer):
+        kept = nn.Module()
+        kept.register_buffer(name, getattr(layer, name).detach())
+        node.target = f"{add_internal(model, READ, node.name, kept)}.{name}"
 
 
 def _settled(module: nn.Module, deployed: nn.Module) -> nn.Module:

@@ -38,11 +38,24 @@ class GlobalAveragePool(nn.Module):
         return global_average_pool(x)
 
 
-class FloatLayer(nn.Module):
+class _InPlaceOf(nn.Module):
+    """Stands in a layer's place: whoever asks for the layer's weight or settings is given them."""
+
+    _layer: tuple[Any]  # in a tuple it is no submodule: its float weight is not exported unless something reads it
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
+        if name != "_layer" and name not in self.__dict__["_modules"] and hasattr(layer := self._layer[0], name):
+            value = getattr(layer, name)
+            return value.detach() if isinstance(value, Tensor) else value
+        return super().__getattr__(name)
+
+
+class FloatLayer(_InPlaceOf):
     """A layer whose weight quantizer the user disabled: it stays float in the runtime too."""
 
     def __init__(self, layer: Any) -> None:  # noqa: ANN401
         super().__init__()
+        self._layer = (layer,)
         self.layer, self.guard = layer, KeepFloat()
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
@@ -50,8 +63,8 @@ class FloatLayer(nn.Module):
         return self.guard(self.layer(*args, **kwargs))
 
 
-class _Constants(nn.Module):
-    """Holds an integer weight, and a bias in int32 where it has a scale."""
+class StoredConstants(nn.Module):
+    """Gives an integer weight and a bias, in int32 where it has a scale."""
 
     def __init__(self, weight: IntegerTensor, bias: Tensor | None, scale: Tensor | None) -> None:
         super().__init__()
@@ -61,14 +74,14 @@ class _Constants(nn.Module):
             integers = round_bias(bias.double(), scale.double()).to(torch.int32)
             points = torch.zeros_like(scale, dtype=torch.int32)
             self.bias = IntegerTensor(integers, scale, points, 0 if scale.ndim else None, dtype=bias.dtype)
-        self.register_buffer("bias_value", bias if self.bias is None else None)
+        self.register_buffer("float_bias", bias if self.bias is None else None)
 
-    def constants(self) -> tuple[Tensor, Tensor | None]:
+    def forward(self) -> tuple[Tensor, Tensor | None]:
         """Weight and bias, dequantized."""
-        return self.weight(), self.bias_value if self.bias is None else self.bias()
+        return self.weight(), self.float_bias if self.bias is None else self.bias()
 
 
-class DeployedLayer(_Constants):
+class DeployedLayer(_InPlaceOf):
     """A layer with integer weight and int32 bias.
 
     Args:
@@ -77,49 +90,43 @@ class DeployedLayer(_Constants):
         input_site: the site of its input, where the quantizer is its own and not on the edge before it.
     """
 
-    _layer: tuple[Any]
-
     def __init__(self, layer: Any, weight_site: Site | None = None, input_site: Site | None = None) -> None:  # noqa: ANN401
+        super().__init__()
+        self._layer = (layer,)
         weight, bias = layer.folded_weight()
-        super().__init__(as_integers(weight, layer.weight_quantizer, weight_site), bias, layer.bias_scale())
+        self.stored = StoredConstants(
+            as_integers(weight, layer.weight_quantizer, weight_site), bias, layer.bias_scale()
+        )
         own = layer.input_quantizer
-        self.input_quantizer = DeployedQuantizer(own, input_site) if isinstance(own, TensorQuantizer) else None
+        self.own_quantizer = DeployedQuantizer(own, input_site) if isinstance(own, TensorQuantizer) else None
         self.quantizer = DeployedQuantizer(own if isinstance(own, TensorQuantizer) else own.quantizer)
-        self._layer = (layer,)  # only asked to compute: in a tuple it is no submodule, its float weight is not exported
 
     def forward(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Compute with the dequantized constants."""
         (layer,) = self._layer
-        x = input if self.input_quantizer is None else self.input_quantizer(input)
+        x = input if self.own_quantizer is None else self.own_quantizer(input)
         arranged = layer.arrange(x)
         if arranged is not x:
             arranged = self.quantizer(arranged)  # values are on the grid; runtimes look for a quantizer here
-        return layer.compute(arranged, *self.constants(), *args, **kwargs)
-
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
-        """What else the model's own code asks the layer for, such as ``out_channels``."""
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            if "_layer" not in self.__dict__:
-                raise
-            return getattr(self._layer[0], name)
+        return layer.compute(arranged, *self.stored(), *args, **kwargs)
 
     def extra_repr(self) -> str:
         """Show the layer's settings."""
         return f"{type(self._layer[0]).__name__}({self._layer[0].extra_repr()})"
 
 
-class DeployedFunction(_Constants):
+class DeployedFunction(nn.Module):
     """A function with its weight and bias as arguments, which are constants stored as integers."""
 
     def __init__(self, function: QuantFunction, weight: Tensor, bias: Tensor | None, site: Site | None) -> None:
-        super().__init__(as_integers(weight, function.weight_quantizer, site), bias, function.bias_scale())
+        super().__init__()
         self.function = function.function
+        stored = as_integers(weight, function.weight_quantizer, site)
+        self.stored = StoredConstants(stored, bias, function.bias_scale())
 
     def forward(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Compute with the dequantized constants."""
-        return self.function(input, *self.constants(), *args, **kwargs)
+        return self.function(input, *self.stored(), *args, **kwargs)
 
     def extra_repr(self) -> str:
         """Name the function."""

@@ -130,7 +130,7 @@ class IntegerTensor(Part):
         dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__()
-        self.dtype, self.shape = dtype, integers.shape  # a forward may ask a layer's weight for them
+        self.dtype = dtype
         self.integers, self.scale, self.zero_point = integers, scale, zero_point
         self.axis, self.group, self.site = axis, group, site
 

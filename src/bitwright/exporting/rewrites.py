@@ -88,22 +88,27 @@ def _leads_to_quantized(model: CapturedModel, modules: Modules) -> set[fx.Node]:
 def guard(model: CapturedModel, modules: Modules) -> None:
     """Keep a runtime from what it gets wrong: quantizing layers that stay float, and applying scales twice."""
     for node in list(model.graph.nodes):
-        operator = operator_of(node, modules)
         decision = decision_on(node)
         if decision is not None and decision.judgement.keep_float:
             for source in node.all_input_nodes:
                 if facts(source).tensor is not None:
                     _guard(model, source, [node])
-        elif (
-            operator is not None and operator.weight and not isinstance(modules.get(str(node.target)), QuantLayer)
-        ) or (len(node.users) > 1 and _convolves_without_bias(_module(node, modules))):
+        elif _quantized_unasked(node, modules) or _scaled_twice(node, modules):
             _guard(model, node, list(node.users))
 
 
-def _convolves_without_bias(module: nn.Module | None) -> bool:
-    """Whether OpenVINO (2026.4) would apply a layer's scale twice where two read its result."""
+def _quantized_unasked(node: fx.Node, modules: Modules) -> bool:
+    operator = operator_of(node, modules)
+    return operator is not None and operator.weight and not isinstance(_module(node, modules), QuantLayer)
+
+
+def _scaled_twice(node: fx.Node, modules: Modules) -> bool:
+    """Whether OpenVINO (2026.4) would apply a layer's scale twice: a convolution without bias that two read."""
+    module = _module(node, modules)
+    if len(node.users) < 2:
+        return False
     if isinstance(module, DeployedFunction):
-        return module.bias is None and module.bias_value is None and module.weight.integers.ndim > 2
+        return module.stored.weight.integers.ndim > 2 and module.stored.bias is module.stored.float_bias is None
     if not isinstance(module, QuantLayer) or isinstance(module, QuantFunction):
         return False
     weight, bias = module.folded_weight()

@@ -191,6 +191,8 @@ def leaves(value: Any) -> Iterator[Any]:  # noqa: ANN401
         value = list(value.values())
     elif dataclasses.is_dataclass(value):
         value = [getattr(value, f.name) for f in dataclasses.fields(value)]
+    elif not isinstance(value, Tensor | nn.Module) and not callable(value):
+        value = list(vars(value).values()) if getattr(value, "__dict__", None) else value  # a cache of keys and values
     if isinstance(value, tuple | list):
         for item in value:
             yield from leaves(item)

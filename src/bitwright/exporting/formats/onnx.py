@@ -36,7 +36,7 @@ class OnnxFormat(ExportFormat):
         with quiet_exporter():
             witnesses = optimize(model, [part for _, part in parts_of(twin)])
         name = twin.__class__.__name__
-        operators = name_after_model(model, name, origins)
+        operators = name_after_model(model, name, origins, deployment.results())
         if options.unsigned_activations or opset >= RICH:  # see lowest_opset
             write_unsigned(model)
         record = ExportRecord(

@@ -12,10 +12,18 @@ _SCOPES = "pkg.torch.onnx.name_scopes"  # the modules that a node was called in,
 _KINDS = {"QuantizeLinear": ("/quantize", "/integers"), "DequantizeLinear": ("/dequantize", "")}
 
 
-def name_after_model(model: Any, name: str, calls: dict[str, Origin]) -> list[ExportedOperator]:  # noqa: ANN401
-    """Name a graph's nodes and tensors, leave out the exporter's private metadata, and say what each node came from."""
+def name_after_model(model: Any, name: str, calls: dict[str, Origin], results: list[str]) -> list[ExportedOperator]:  # noqa: ANN401
+    """Name a graph's nodes and tensors, leave out the exporter's private metadata, and say what each node came from.
+
+    Args:
+        model: the exporter's model.
+        name: of the user's model.
+        calls: what the deployed model's modules stand for.
+        results: the names of the model's results, in order.
+    """
     graph = model.graph
     graph.name, model.producer_name, model.producer_version = name, "bitwright", None
+    _name_outputs(graph, results)
     ends = {id(v) for v in [*graph.inputs, *graph.outputs]}
     used_nodes: set[str] = set()
     used = {v.name for v in [*graph.inputs, *graph.outputs]}
@@ -42,6 +50,16 @@ def name_after_model(model: Any, name: str, calls: dict[str, Origin]) -> list[Ex
     model.metadata_props.clear()
     graph.metadata_props.clear()
     return operators
+
+
+def _name_outputs(graph: Any, names: list[str]) -> None:  # noqa: ANN401
+    """Name results as the user would; a tensor that is returned twice, or is an input, keeps its first name."""
+    used = {v.name for v in graph.inputs}
+    named = {id(v) for v in graph.inputs}
+    for value, name in zip(graph.outputs, names, strict=True) if len(names) == len(graph.outputs) else ():
+        if id(value) not in named:
+            named.add(id(value))
+            value.name = _unused(name, used)
 
 
 def _prefixes(name: str) -> list[str]:

@@ -137,7 +137,7 @@ def _each(setting: int | Sequence[int], rank: int) -> list[int]:
 
 
 def _pad_around(op: Any, x: Any, pad: Sequence[int]) -> Any:  # noqa: ANN401
-    """Put the end of a tensor before its beginning, and its beginning after its end; negative padding cuts off first."""
+    """Put a tensor's end before its beginning, and its beginning after its end; negative padding cuts off first."""
 
     def cut(source: Any, axis: int, first: int, end: int) -> Any:  # noqa: ANN401
         return op.Slice(source, *(op.Constant(value_ints=[at]) for at in (first, end, axis)))

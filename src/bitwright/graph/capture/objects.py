@@ -93,7 +93,7 @@ def _plain(item: Any) -> Any:
         item = {name: value for part in parts for name, value in part.items()}
     if isinstance(item, dict):
         return {name: _plain(value) for name, value in item.items() if _is_result(value)}
-    return type(item)(map(_plain, filter(_is_result, item))) if isinstance(item, tuple | list) else item
+    return [_plain(each) for each in item if _is_result(each)] if isinstance(item, tuple | list) else item
 
 
 def _is_result(item: Any) -> bool:

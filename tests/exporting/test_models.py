@@ -1,0 +1,104 @@
+"""Models that return objects, read a layer's weight elsewhere, or have very many channels."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import bitwright as bw
+
+
+class Cache:
+    """Keys and values of layers, as decoders return them."""
+
+    def __init__(self) -> None:
+        self.layers: list[Cache] = []
+        self.length = 3
+
+
+@dataclass
+class Output:
+    logits: Tensor
+    cache: Cache
+    hidden: tuple[Tensor, ...] | None = None
+
+
+class Decoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.key, self.value, self.head = (nn.Linear(8, 8) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Output:
+        key, value = self.key(x), self.value(x)
+        cache = Cache()
+        for pair in ((key, value), (value.relu(), key.relu())):
+            layer = Cache()
+            layer.keys, layer.values = pair
+            cache.layers.append(layer)
+        return Output(self.head(key + value), cache, (key.tanh(), x))
+
+
+class Reads(nn.Module):
+    """Reads the weights of its layers: for a device and a type, as values, and in an island."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        ones = torch.ones(8, device=self.a.weight.device, dtype=self.b.weight.dtype)
+        y = self.a(x) * ones + F.linear(x, self.a.weight.t()).relu()
+        return self.b(y) * self.b.weight.abs().mean() + self.c.weight.shape[0] + y @ self.c.weight
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.fc = nn.Embedding(20, 8), nn.Linear(8, 8)
+        self.head = nn.Linear(8, 20, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.fc(self.embed(x)).relu())
+
+
+def prove(net: nn.Module, x: Tensor, path: Path) -> tuple[nn.Module, onnx.ModelProto]:
+    torch.manual_seed(0)
+    model = bw.calibrate(bw.prepare(net.eval(), x), [x])
+    proof = bw.verify(model, bw.export(model, path), [x], runtimes=["onnxruntime"], latency=False)
+    assert proof.ok, proof.missed
+    return model, onnx.load(path)
+
+
+def test_every_tensor_of_a_returned_object_is_an_output(tmp_path: Path) -> None:
+    x = torch.randn(2, 5, 8)
+    model, file = prove(Decoder(), x, tmp_path / "m.onnx")
+    names = [o.name for o in file.graph.output]
+    pairs = [f"cache.layers.{i}.{part}" for i in (0, 1) for part in ("keys", "values")]
+    assert names[:-1] == ["logits", *pairs, "hidden.0"]
+    got = bw.run_file(tmp_path / "m.onnx")(x)
+    with torch.no_grad():
+        result = model(x)
+    first, second = result.cache.layers
+    expected = [result.logits, first.keys, first.values, second.keys, second.values, *result.hidden]
+    for a, b in zip(got, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0.05)
+
+
+@pytest.mark.parametrize("net", [Reads, Tied])
+def test_weights_that_are_read_elsewhere(net: type, tmp_path: Path) -> None:
+    x = torch.randn(4, 8) if net is Reads else torch.randint(0, 20, (2, 5))
+    model, _ = prove(net(), x, tmp_path / "m.onnx")
+    with torch.no_grad():
+        expected = model(x)
+    gap = (bw.run_file(tmp_path / "m.onnx")(x) - expected).abs().max()
+    assert float(gap) <= 0.02 * float(expected.abs().max())
+
+
+def test_ten_thousand_classes(tmp_path: Path) -> None:
+    _, file = prove(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 10_000)), torch.randn(4, 4), tmp_path / "m")
+    assert "Cast" not in {n.op_type for n in file.graph.node}
