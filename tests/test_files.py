@@ -1,5 +1,6 @@
 """Files appear whole or not at all."""
 
+import errno
 import os
 import stat
 
@@ -90,3 +91,73 @@ def test_a_read_only_folder_is_refused_before_any_work(tmp_path, monkeypatch):
         with pytest.raises(ConfigError, match="is read-only"), atomic_write(tmp_path / name):
             pytest.fail("nothing may be done")
     assert os.listdir(tmp_path) == ["old.onnx"]
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
+def test_a_full_disk_is_our_own_error_and_leaves_nothing(tmp_path, number):
+    def fill():
+        with atomic_write(tmp_path / "a" / "b" / "model.onnx") as partial:
+            partial.write_text("half of it")
+            raise OSError(number, os.strerror(number))
+
+    with pytest.raises(ConfigError, match=rf"model.onnx' cannot be written: {os.strerror(number)}"):
+        fill()
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_full_disk_at_the_first_byte(tmp_path, monkeypatch):
+    def full(*args, **options):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("bitwright.files.tempfile.mkstemp", full)
+    with pytest.raises(ConfigError, match="No space left"), atomic_write(tmp_path / "new" / "m.onnx"):
+        pytest.fail("nothing may be done")
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "a/" + "y" * 256 + "/m.onnx", "zero\0byte.onnx"])
+def test_names_that_cannot_be(tmp_path, name):
+    with pytest.raises(ConfigError, match=r"the output .* cannot be written: ") as caught:
+        check_output(tmp_path / name)
+    assert len(str(caught.value)) < 1000
+    with pytest.raises(ConfigError), atomic_write(tmp_path / name):
+        pytest.fail("nothing may be done")
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("name", ["n" * 250 + ".onnx", "n." + "o" * 250, "ünï ∂.onnx", "-o", "a\nb", " "])
+def test_odd_names_that_can_be(tmp_path, name):
+    with atomic_write(tmp_path / name) as partial:
+        partial.write_text("x")
+    assert os.listdir(tmp_path) == [name]
+
+
+def test_only_regular_files_are_written(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("pipe")
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "to_folder").symlink_to("folder")
+    for name in ("pipe", "link"):
+        with pytest.raises(ConfigError, match="is a device, pipe or socket, not a regular file"):
+            check_output(tmp_path / name)
+    with pytest.raises(ConfigError, match="is a link that leads to itself"):
+        check_output(tmp_path / "loop")
+    with pytest.raises(ConfigError, match="is a folder"):
+        check_output(tmp_path / "to_folder")
+    assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
+
+
+@pytest.mark.parametrize("existing", [True, False])
+def test_links_are_followed_and_stay(tmp_path, existing):
+    (tmp_path / "elsewhere").mkdir()
+    real, link = tmp_path / "elsewhere" / "real.onnx", tmp_path / "link.onnx"
+    if existing:
+        real.write_text("old")
+    link.symlink_to(real)
+    with atomic_write(link) as partial:
+        partial.write_text("new")
+        assert partial.parent == real.parent
+    assert link.is_symlink()
+    assert real.read_text() == "new"
+    assert os.listdir(real.parent) == ["real.onnx"]

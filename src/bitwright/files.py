@@ -1,45 +1,89 @@
 """Files appear whole or not at all: write beside the target, then rename."""
 
+import errno
 import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from bitwright.errors import ConfigError
+
+_LONGEST = 255  # bytes of a name, in every file system that is common
+_SHOWN = 200  # letters of a name in a message
+# What a disk or a file system may say of a good program; other errors of the operating system are the program's own.
+_REFUSALS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EACCES, errno.EPERM}
+_REFUSALS |= {errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ, errno.ENXIO}
 
 
 def check_output(path: str | os.PathLike[str], *, overwrite: bool = True) -> Path:
     """Return ``path`` as a Path, or say now why nothing could be written there."""
     target = Path(path)
-    if target.is_dir():
-        raise ConfigError(f"the output {str(target)!r} is a folder; name a file in it")
-    if target.exists() and not overwrite:
-        raise ConfigError(f"the output {str(target)!r} exists already; choose another name or allow overwriting")
-    parent = target.parent
+    shown = repr(str(target)[:_SHOWN])
+    try:
+        _check(target, shown, overwrite)
+    except (OSError, ValueError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"the output {shown} cannot be written: {_words(error)}") from error
+    return target
+
+
+def _check(target: Path, shown: str, overwrite: bool) -> None:
+    if target.is_symlink() and os.path.islink(os.path.realpath(target)):
+        raise ConfigError(f"the output {shown} is a link that leads to itself")
+    real = Path(os.path.realpath(target))
+    if any(len(os.fsencode(part)) > _LONGEST for part in real.parts):  # also of folders that are yet to be made
+        raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
+    with suppress(FileNotFoundError, NotADirectoryError):
+        real.stat()  # raises on names that cannot be
+    if real.is_dir():
+        raise ConfigError(f"the output {shown} is a folder; name a file in it")
+    if real.exists() and not real.is_file():
+        raise ConfigError(f"the output {shown} is a device, pipe or socket, not a regular file")
+    if real.exists() and not overwrite:
+        raise ConfigError(f"the output {shown} exists already; choose another name or allow overwriting")
+    parent = real.parent
     while not parent.exists() and parent != parent.parent:
         parent = parent.parent
     if not parent.is_dir():
-        raise ConfigError(f"the output {str(target)!r} cannot be written: {str(parent)!r} is not a folder")
-    if not os.access(parent, os.W_OK) or (target.exists() and not os.access(target, os.W_OK)):
-        raise ConfigError(f"the output {str(target)!r} cannot be written: {str(parent)!r} is read-only")
-    return target
+        raise ConfigError(f"the output {shown} cannot be written: {str(parent)!r} is not a folder")
+    if not os.access(parent, os.W_OK) or (real.exists() and not os.access(real, os.W_OK)):
+        raise ConfigError(f"the output {shown} cannot be written: {str(parent)!r} is read-only")
 
 
 @contextmanager
 def atomic_write(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yield a temporary path beside ``path``; it takes the name ``path`` only if all went well."""
-    target = check_output(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{target.stem}-", suffix=target.suffix, dir=target.parent)
-    os.close(handle)
-    partial = Path(name)
+    """Yield a temporary path beside ``path``; it takes the name ``path`` only if all went well.
+
+    A link is followed, and stays. What the disk refuses raises a ConfigError, and nothing is left behind.
+    """
+    target = Path(os.path.realpath(check_output(path)))
+    folders = [folder for folder in (target.parent, *target.parent.parents) if not folder.exists()]
+    partial = None
     try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=".bitwright-", suffix=target.suffix[-16:], dir=target.parent)
+        partial = Path(name)
+        os.close(handle)
         yield partial
         os.chmod(partial, 0o666 & ~_umask())
         os.replace(partial, target)
+        folders = []
+    except OSError as error:
+        if error.errno not in _REFUSALS:
+            raise
+        raise ConfigError(f"the output {str(path)[:_SHOWN]!r} cannot be written: {_words(error)}") from error
     finally:
-        partial.unlink(missing_ok=True)
+        if partial is not None:
+            partial.unlink(missing_ok=True)
+        with suppress(OSError):  # one that someone else has begun to use stays
+            for folder in folders:
+                folder.rmdir()
+
+
+def _words(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
 def _umask() -> int:
