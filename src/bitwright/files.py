@@ -32,7 +32,7 @@ def check_output(path: str | os.PathLike[str], *, overwrite: bool = True) -> Pat
 def _check(target: Path, shown: str, overwrite: bool) -> None:
     if target.is_symlink() and os.path.islink(os.path.realpath(target)):
         raise ConfigError(f"the output {shown} is a link that leads to itself")
-    real = Path(os.path.realpath(target))
+    real = _followed(target)
     if any(len(os.fsencode(part)) > _LONGEST for part in real.parts):  # also of folders that are yet to be made
         raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
     with suppress(FileNotFoundError, NotADirectoryError):
@@ -58,7 +58,7 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[Path]:
 
     A link is followed, and stays. What the disk refuses raises a ConfigError, and nothing is left behind.
     """
-    target = Path(os.path.realpath(check_output(path)))
+    target = _followed(check_output(path))
     folders = [folder for folder in (target.parent, *target.parent.parents) if not folder.exists()]
     partial = None
     try:
@@ -80,6 +80,10 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[Path]:
         with suppress(OSError):  # one that someone else has begun to use stays
             for folder in folders:
                 folder.rmdir()
+
+
+def _followed(target: Path) -> Path:
+    return Path(os.path.realpath(target)) if target.is_symlink() else target
 
 
 def _words(error: Exception) -> str:

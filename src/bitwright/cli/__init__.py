@@ -1,4 +1,4 @@
-"""The command line: ``bitwright quantize``, ``export``, ``evaluate``, ``inspect`` and more. Help needs no torch."""
+"""The command line: ``bitwright quantize``, ``export``, ``verify``, ``inspect`` and more. Help needs no torch."""
 
 import sys
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from bitwright import __version__
-from bitwright.cli import backends, inspect, quantize, recipe, saved
+from bitwright.cli import backends, inspect, quantize, recipe, saved, verify
 from bitwright.cli.boundary import State, answer
 
 __all__ = ["app", "main"]
@@ -26,6 +26,8 @@ app.command("quantize", epilog=quantize.EPILOG)(quantize.quantize)
 app.command("export", epilog=saved.EXPORT_EPILOG)(saved.export)
 app.command("evaluate", epilog=saved.EVALUATE_EPILOG)(saved.evaluate)
 app.command("inspect", epilog=inspect.EPILOG)(inspect.inspect)
+app.command("verify", epilog=verify.VERIFY_EPILOG)(verify.verify)
+app.command("compare", epilog=verify.COMPARE_EPILOG)(verify.compare)
 app.add_typer(backends.app, name="backends")
 app.add_typer(recipe.app, name="recipe")
 

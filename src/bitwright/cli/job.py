@@ -18,7 +18,7 @@ from bitwright.cli.scores import DeployedModel, Scores, first_scores, missed_dro
 from bitwright.cli.summary import Outcome
 from bitwright.distributed import rank, under_torchrun, world_size
 from bitwright.errors import ConfigError
-from bitwright.exporting import FORMATS, ExportFormat, export
+from bitwright.exporting import FORMATS, export
 from bitwright.files import check_output
 from bitwright.preparation import ledger_of, prepare, resolve_recipe
 from bitwright.saving import save
@@ -49,8 +49,12 @@ class Job:
     max_drop: float | None
     save: Path | None
     resume: bool
+    verify: bool = True
 
     def __post_init__(self) -> None:
+        asked = [value for value in (*self.limits.values(), self.max_drop, self.runtimes) if value is not None]
+        if not self.verify and asked:
+            raise ConfigError("limits and --runtime are for a file that is run: leave out --no-verify")
         if self.limits["speedup"] is not None and not self.latency:
             raise ConfigError("--min-speedup needs the speed to be measured: leave out --no-latency")
         if self.max_drop is not None and self.evaluate is None:
@@ -63,12 +67,14 @@ class Job:
             raise ConfigError(f"--eval {self.evaluate} must be a function of the model, not {kind}")
         self._example = load(self.example, "--example") if self.example else None
         self._recipe, self._backend = resolve_recipe(*self.wishes)
-        writer = FORMATS.get(self.format or self._backend.formats[0])
+        writer = FORMATS.get(self.format or next(iter(self._backend.formats), "onnx"))
         names = (self.name or f"model{writer.suffix}", REPORT)
         self._file, self._report = check_outputs(self.output, names, writer.suffix, self.force)
         if self.save is not None:
             check_folder(self.save, FILES, MANIFEST)
-        check_extras(self._backend, writer, self.runtimes)
+        if self.verify:
+            check_extras(self._backend, self.runtimes)
+        writer()
         self._format = writer.name
 
     def run(self) -> Outcome | None:
@@ -113,15 +119,19 @@ class Job:
 
     def _prove(self, qmodel: nn.Module, batches: Batches, before: Scores) -> Outcome:
         from bitwright.reporting import report
-        from bitwright.verification import run_file, verify
+        from bitwright.verification import Proof, run_file, verify
 
         limits = {name: value for name, value in self.limits.items() if value is not None}
-        proof = verify(qmodel, self._file, batches, runtimes=self.runtimes, limits=limits, latency=self.latency)
+        if self.verify:
+            proof = verify(qmodel, self._file, batches, runtimes=self.runtimes, limits=limits, latency=self.latency)
+        else:
+            file = FORMATS.get(self._format)().read(self._file)
+            proof = Proof(str(self._file), file.size, file.float_twin().size)
         simulated = self._score(qmodel, "the simulation", before)
         deployed: dict[str, Scores] = {}
         for runtime in [name for name, found in proof.runtimes.items() if before and not found.crash]:
-            file = DeployedModel(run_file(self._file, runtime))
-            deployed[runtime] = self._score(file, f"the file in {runtime}", before)
+            deployed_model = DeployedModel(run_file(self._file, runtime))
+            deployed[runtime] = self._score(deployed_model, f"the file in {runtime}", before)
         if self.max_drop is not None:
             proof.missed += missed_drop(before, deployed, self.max_drop)
         report(
@@ -162,13 +172,11 @@ def check_outputs(folder: Path, names: tuple[str, ...], suffix: str, force: bool
     return outputs
 
 
-def check_extras(backend: Backend, writer: type[ExportFormat], runtimes: Iterable[str] | None) -> None:
-    """Make sure that the file can be written, and run somewhere."""
-    writer()
+def check_extras(backend: Backend, runtimes: Iterable[str] | None) -> None:
+    """Make sure that the file can be run somewhere."""
     from bitwright.verification import RUNTIMES
 
-    if not runtimes and not backend.runtimes:
-        raise ConfigError(f"no runtime on this machine executes files for {backend.name}; see bitwright backends")
-    for name in runtimes or backend.runtimes[:1]:
-        if runtimes or not any(RUNTIMES.get(known).available() for known in backend.runtimes):
+    known = backend.runtimes or ("reference",)
+    for name in runtimes or known[:1]:
+        if runtimes or not any(RUNTIMES.get(other).available() for other in known):
             RUNTIMES.get(name)()

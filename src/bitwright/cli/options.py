@@ -46,3 +46,26 @@ Example = Annotated[
     typer.Option("--example", metavar="MODULE:FUNCTION", help="Gives example inputs: a tensor, tuple or dict."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout, and nothing else there.")]
+Evaluate = Annotated[
+    str | None,
+    typer.Option("--eval", metavar="MODULE:FUNCTION", help="Takes a model, returns a score or a dict of scores."),
+]
+RuntimeNames = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--runtime", metavar="NAME", help="Where to run the file (repeatable); by default where its target runs."
+    ),
+]
+NoLatency = Annotated[bool, typer.Option("--no-latency", help="Do not measure the speed.")]
+MinCoverage = Annotated[
+    float | None,
+    typer.Option(min=0, max=1, metavar="SHARE", help="Least share of executed operators in integers, 0 to 1."),
+]
+MaxOutputDifference = Annotated[
+    float | None,
+    typer.Option(min=0, metavar="SHARE", help="Largest difference of an output, as a share of its magnitude."),
+]
+MinSpeedup = Annotated[float | None, typer.Option(min=0, metavar="TIMES", help="Least speed against FP32.")]
+MaxDrop = Annotated[
+    float | None, typer.Option(min=0, metavar="DROP", help="Most that the (first) score of --eval may drop.")
+]

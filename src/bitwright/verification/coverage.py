@@ -18,7 +18,7 @@ def add_coverage(
     runtime: Runtime,
     executed: list[Executed],
     file: LoadedFile,
-    ledger: Ledger,
+    ledger: Ledger | None,
     feeds: Mapping[str, np.ndarray],
 ) -> None:
     """Enter what was executed into the proof."""
@@ -46,13 +46,14 @@ def _check(executed: Executed, namer: "_Namer", work: Mapping[str, int | None]) 
 class _Namer:
     """Speaks of the file's operators in the user's words."""
 
-    def __init__(self, runtime: Runtime, file: LoadedFile, ledger: Ledger, heavy: set[str]) -> None:
+    def __init__(self, runtime: Runtime, file: LoadedFile, ledger: Ledger | None, heavy: set[str]) -> None:
         self._runtime, self._heavy = runtime, heavy
+        entries = ledger.entries if ledger is not None else ()
         operators = file.record.operators if file.record is not None else ()
         self._types = {node.name: node.type for node in file.nodes()}
         self._origins = {o.node: o for o in operators}
         self._has_heavy = Counter(o.name for o in operators if o.node in heavy)
-        self._reasons = {e.name: e.reason for e in ledger.entries if e.verdict.value in _FLOAT_VERDICTS and e.reason}
+        self._reasons = {e.name: e.reason for e in entries if e.verdict.value in _FLOAT_VERDICTS and e.reason}
 
     def names(self, nodes: tuple[str, ...]) -> list[str]:
         """The user's modules and nodes, the first first."""

@@ -34,8 +34,13 @@ from bitwright.verification.runtimes.base import RUNTIMES, Runtime
 from bitwright.verification.tensors import TensorTally
 from bitwright.verification.watching import Watcher
 
-_MOST_BATCHES = 8
+MOST_BATCHES = 8
 _FLOAT_FILE = "the file holds the float model (quantized=False): nothing in it is quantized"
+
+_STANDS_IN = (
+    "nothing here executes files for {0}: all quantized tensors and outputs were compared in onnxruntime, which ran "
+    "every quantizer as an operator of its own; nothing is unproven but the kernels of {0} itself"
+)
 
 
 def verify(
@@ -59,7 +64,8 @@ def verify(
         path: the file.
         batches: inputs as for ``calibrate``; at most 8 of them are used.
         runtimes: where to run the file. By default where the backend's target runs; the other runtimes that the backend
-            names are tried too, and what they do not keep is a note.
+            names are tried too, and what they do not keep is a note. Where no runtime here executes files for the
+            target, ``reference`` proves the values, and a note says that the target's own kernels are not proven.
         limits: what must be kept for ``proof.ok``; what is not goes to ``proof.missed``. A mapping changes the default
             limits (see :class:`Limits`); None compares without judging, and ``proof.ok`` is None.
         latency: measure the speed against FP32 in the same runtime.
@@ -73,12 +79,12 @@ def verify(
     ledger = ledger_of(model)
     chosen = _choose(runtimes, ledger)
     source = Path(path)
-    format = format_of(source, ledger.backend.formats[0])
+    format = format_of(source, next(iter(ledger.backend.formats), "onnx"))
     file = format.read(source)
     with eval_mode(model):
         record = check_identity(model, file)
         count = len(ledger.example.args)
-        data = [as_inputs(b, count) for b in itertools.islice(as_batches(batches), _MOST_BATCHES)]
+        data = [as_inputs(b, count) for b in itertools.islice(as_batches(batches), MOST_BATCHES)]
         if not data:
             raise VerifyError("the data to verify with is empty: it gave no batch")
         twin = file.float_twin()
@@ -89,7 +95,7 @@ def verify(
             try:
                 try:
                     found = _prove(model, file, record, runtime, data, progress)
-                    if latency:
+                    if latency and not runtime.stands_in:
                         found.latency = measure_latency(runtime, file, twin, feeds_of(model, file, data[0]))
                 except RuntimeDied as error:
                     found = _crashed(runtime, file, feeds_of(model, file, data[0]), error)
@@ -102,18 +108,24 @@ def verify(
                 proof.notes.append(f"not verified in {runtime.name}, which this file is not made for: {error}")
                 continue
             proof.runtimes[runtime.name] = found
+            if runtime.stands_in:
+                proof.notes.append(_STANDS_IN.format(ledger.backend.name))
             proof.missed += missed
     return proof
 
 
-def run_file(path: str | os.PathLike[str], runtime: str = "onnxruntime") -> Callable[..., Any]:
+def run_file(
+    path: str | os.PathLike[str], runtime: str = "onnxruntime", *, quantized: bool = True
+) -> Callable[..., Any]:
     """Load an exported file as a function from tensors to tensors, to be called as the model is.
 
     A file that was changed after Bitwright wrote it is refused. What the function gives is not judged: see ``verify``.
+    With ``quantized=False``, it computes the same network in FP32: without quantizers, weights dequantized.
     """
     source = Path(path)
     program = RUNTIMES.get(runtime)()
     file = format_of(source).read(source)
+    file = file if quantized else file.float_twin()
     session, names = program.open(file), file.inputs
 
     def call(*args: torch.Tensor, **kwargs: torch.Tensor) -> Any:  # noqa: ANN401
@@ -135,9 +147,7 @@ def _choose(names: Iterable[str] | None, ledger: Ledger) -> list[Runtime]:
         if not chosen:
             raise ConfigError("name at least one runtime to verify in, or leave the choice to the backend")
         return [RUNTIMES.get(n)() for n in chosen]
-    known = ledger.backend.runtimes
-    if not known:
-        raise VerifyError(f"no runtime on this machine executes files for {ledger.backend.name}")
+    known = ledger.backend.runtimes or ("reference",)
     return [RUNTIMES.get(n)() for n in known if RUNTIMES.get(n).available()] or [RUNTIMES.get(known[0])()]
 
 

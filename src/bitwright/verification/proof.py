@@ -254,6 +254,8 @@ class Proof:
     def verdict(self) -> str:
         """The same in words."""
         where = f" in {' and '.join(self.runtimes)}" if self.runtimes else ""
+        if not where and self.ok is None:
+            return "written, not verified"
         return {True: "verified", False: "NOT verified", None: "compared, not judged,"}[self.ok] + where
 
     def to_dict(self) -> dict[str, Any]:

@@ -75,6 +75,7 @@ class Runtime(ABC):
         reasons: why an operator of the file cannot run in integers here, by its type.
         isolated: whether files run in a process of their own, so that a crash is not ours. It holds for the class that
             sets it, which must be at the top of an importable module; not for classes derived from it.
+        stands_in: whether it is in the place of a target that is not here: its values count, not its kernels and speed.
         timeout: seconds that the runtime may take for one step before it counts as hung.
     """
 
@@ -85,6 +86,7 @@ class Runtime(ABC):
     settings: ClassVar[Mapping[str, str]] = {}
     reasons: ClassVar[Mapping[str, str]] = {}
     isolated: ClassVar[bool] = False
+    stands_in: ClassVar[bool] = False
     timeout: float = 600.0
 
     def __init__(self) -> None:

@@ -1,0 +1,175 @@
+"""``bitwright verify`` and ``bitwright compare``: run files that exist already, for pipelines."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+from xml.etree import ElementTree
+
+import typer
+
+from bitwright.cli.options import (
+    Evaluate,
+    Json,
+    MaxDrop,
+    MaxOutputDifference,
+    MinCoverage,
+    MinSpeedup,
+    NoLatency,
+    RuntimeNames,
+)
+from bitwright.cli.output import print_json, print_text, stdout_kept_clean, step, write_text
+from bitwright.errors import ConfigError
+
+if TYPE_CHECKING:
+    from bitwright.verification import Proof
+
+VERIFY_EPILOG = "Example: bitwright verify out/ --data mypkg.nets:calibration --min-coverage 0.9 --junit verify.xml"
+COMPARE_EPILOG = "Example: bitwright compare before.onnx after.onnx --data mypkg.nets:calibration"
+Data = Annotated[
+    str, typer.Option(metavar="MODULE:FUNCTION", help="Gives batches for the file: tensors, tuples or dicts.")
+]
+
+
+def verify(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A file, or a folder with one.")],
+    data: Data,
+    model: Annotated[
+        str | None,
+        typer.Option(metavar="MODULE:FUNCTION", help="Returns the float model; with --saved, the file is proven."),
+    ] = None,
+    saved: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="The model that was exported, as bitwright.save wrote it.")
+    ] = None,
+    evaluate: Evaluate = None,
+    runtime: RuntimeNames = None,
+    no_latency: NoLatency = False,
+    min_coverage: MinCoverage = None,
+    max_output_difference: MaxOutputDifference = None,
+    min_speedup: MinSpeedup = None,
+    max_accuracy_drop: MaxDrop = None,
+    junit: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the findings as JUnit XML.")] = None,
+    json: Json = False,
+) -> None:
+    """Run a file that exists already, and judge it; exit code 1 means that a limit was missed.
+
+    With --model and --saved it must do what that model simulates. Without, its outputs are compared with what ONNX
+    defines the file to compute, and only the limits that are given are judged.
+    """
+    if (model is None) != (saved is None):
+        raise ConfigError("--model and --saved go together: the float model, and what bitwright.save wrote of it")
+    if min_speedup is not None and no_latency:
+        raise ConfigError("--min-speedup needs the speed to be measured: leave out --no-latency")
+    if max_accuracy_drop is not None and evaluate is None:
+        raise ConfigError("--max-accuracy-drop needs --eval, to know the accuracy")
+    given = {"coverage": min_coverage, "output": max_output_difference, "speedup": min_speedup}
+    limits = {name: value for name, value in given.items() if value is not None}
+    with stdout_kept_clean(json):
+        from bitwright.cli.inputs import read_batches
+        from bitwright.cli.load import load, load_model
+
+        path = _file_in(file)
+        batches = read_batches(load(data, "--data"), f"--data {data}")
+        judge = load(evaluate, "--eval") if evaluate else None
+        if model is not None and saved is not None:
+            from bitwright.saving import load as load_saved
+            from bitwright.verification import verify as prove
+
+            with step("loading the model"):
+                qmodel = load_saved(saved, load_model(model))
+            proof = prove(qmodel, path, batches, runtimes=runtime or None, limits=limits, latency=not no_latency)
+        else:
+            from bitwright.verification.alone import check_file
+
+            names = runtime or ["onnxruntime"]
+            proof = check_file(path, batches, runtimes=names, limits=limits, latency=not no_latency)
+        scores = _scores(path, judge, f"--eval {evaluate}", proof, max_accuracy_drop) if judge is not None else None
+    if junit is not None:
+        write_text(_junit(proof), junit)
+    if json:
+        print_json(proof.to_dict() | {"scores": scores})
+    else:
+        print_text(str(proof))
+        for where, found in (scores or {}).items():
+            print_text(f"{where}: " + ", ".join(f"{name} {value:.4g}" for name, value in found.items()))
+    if proof.ok is False:
+        raise typer.Exit(1)
+
+
+def compare(
+    first: Annotated[Path, typer.Argument(metavar="A", help="A file, or a folder with one.")],
+    second: Annotated[Path, typer.Argument(metavar="B", help="The file to compare with it.")],
+    data: Data,
+    runtime: Annotated[str, typer.Option(metavar="NAME", help="Where to run both.")] = "onnxruntime",
+    max_output_difference: MaxOutputDifference = None,
+    json: Json = False,
+) -> None:
+    """Run two files on the same data: how far their outputs are apart, and which is faster."""
+    from dataclasses import asdict
+
+    with stdout_kept_clean(json):
+        from bitwright.cli.inputs import read_batches
+        from bitwright.cli.load import load
+        from bitwright.verification.alone import compare_files
+
+        a, b = _file_in(first), _file_in(second)
+        found = compare_files(a, b, read_batches(load(data, "--data"), f"--data {data}"), runtime=runtime)
+    problems = [o for o in found.outputs if o.problem]
+    worst = found.worst_output("relative")
+    too_far = max_output_difference is not None and not (worst is not None and worst <= max_output_difference)
+    if json:
+        print_json({"a": str(a), "b": str(b), "largest": worst, **asdict(found)})
+    else:
+        for output in found.outputs:
+            far = output.problem or f"differs by at most {output.relative or 0.0:.3%} of its magnitude"
+            print_text(f"{output.name} {far}")
+        if found.latency is not None:
+            time = found.latency
+            print_text(f"{b}: {time.quantized_ms:.2f} ms; {a}: {time.float_ms:.2f} ms ({found.runtime})")
+    if problems or too_far:
+        raise typer.Exit(1)
+
+
+def _file_in(path: Path) -> Path:
+    """The file, or the only one of a known format in a folder."""
+    if not path.is_dir():
+        return path
+    from bitwright.exporting import FORMATS
+
+    endings = {FORMATS.get(name).suffix for name in FORMATS}
+    found = sorted(p for p in path.iterdir() if p.suffix in endings)
+    if len(found) != 1:
+        names = ", ".join(p.name for p in found) or "none"
+        raise ConfigError(f"the folder {str(path)!r} must have one file to run; it has {names}")
+    return found[0]
+
+
+def _scores(
+    path: Path, judge: Callable[[Any], Any], name: str, proof: "Proof", allowed: float | None
+) -> dict[str, dict[str, float]]:
+    """What the user's function says of the float twin and the file in each runtime."""
+    from bitwright.cli.scores import DeployedModel, Scores, missed_drop, score
+    from bitwright.verification import run_file
+
+    before: Scores = {}
+    after: dict[str, Scores] = {}
+    for runtime in [n for n, found in proof.runtimes.items() if not found.crash]:
+        if not before:
+            before = score(judge, DeployedModel(run_file(path, runtime, quantized=False)), f"{name} on FP32")
+        after[runtime] = score(judge, DeployedModel(run_file(path, runtime)), f"{name} in {runtime}", before)
+    if allowed is not None:
+        proof.missed += missed_drop(before, after, allowed)
+    return {"FP32": before, **after}
+
+
+def _junit(proof: "Proof") -> str:
+    """A test for each runtime, which fails with the limits that it missed."""
+    suite = ElementTree.Element("testsuite", name="bitwright verify", tests=str(len(proof.runtimes)))
+    failures = 0
+    for name in proof.runtimes:
+        case = ElementTree.SubElement(suite, "testcase", classname=proof.file, name=name)
+        missed = [line for line in proof.missed if line.startswith(f"{name}: ")]
+        failures += bool(missed)
+        if missed:
+            ElementTree.SubElement(case, "failure", message=missed[0]).text = "\n".join(missed)
+    suite.set("failures", str(failures))
+    return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
