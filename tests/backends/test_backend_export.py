@@ -3,7 +3,7 @@
 import pytest
 
 import bitwright as bw
-from bitwright.errors import ExportError, VerifyError
+from bitwright.errors import ExportError
 from tests.backends.probe import images, prepared
 
 
@@ -28,8 +28,9 @@ def test_sixteen_bit_activations_are_written_as_such(tmp_path):
     model, file = exported("pplw8a16", tmp_path)
     kinds = {i.name: i.data_type for i in onnx.load(file).graph.initializer}
     assert onnx.TensorProto.UINT16 in {*kinds.values(), *_constant_types(file)}
-    with pytest.raises(VerifyError, match="no runtime on this machine executes files for pplw8a16"):
-        bw.verify(model, file, [images()])
+    proof = bw.verify(model, file, [images()])
+    assert (proof.ok, list(proof.runtimes)) == (True, ["reference"])
+    assert "nothing is unproven but the kernels of pplw8a16 itself" in proof.notes[0]
 
 
 def _constant_types(file):

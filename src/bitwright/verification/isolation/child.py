@@ -1,5 +1,6 @@
 """The parent's side: a child process that executes files, and what is known when it dies."""
 
+import atexit
 import os
 import signal
 import socket
@@ -32,6 +33,7 @@ def child_of(runtime: "Runtime") -> "Child":
     key = (kind.__module__, kind.__qualname__)
     if key not in _children:
         _children[key] = Child(*key)
+        atexit.register(_children[key].end)
     return _children[key]
 
 
@@ -106,7 +108,7 @@ class Child:
                 words = f"does not answer within {timeout:g} seconds"
                 if isinstance(error, EOFError | ConnectionError):
                     words = self._last_words()
-                self._end()
+                self.end()
                 if isinstance(error, EOFError | ConnectionError | TimeoutError):
                     raise RuntimeDied(words) from None
                 raise
@@ -118,7 +120,7 @@ class Child:
         alive = self._process is not None and self._process.poll() is None and self._owner == os.getpid()
         if alive and self._socket is not None:
             return self._socket
-        self._end()
+        self.end()
         ours, theirs = socket.socketpair()
         self._said = tempfile.TemporaryFile()  # noqa: SIM115
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path)}
@@ -136,7 +138,8 @@ class Child:
         receive(ours)  # it says that it is there
         return ours
 
-    def _end(self) -> None:
+    def end(self) -> None:
+        """End the process, if it runs."""
         if self._socket is not None:
             self._socket.close()
         if self._process is not None and self._owner == os.getpid():
