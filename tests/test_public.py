@@ -37,6 +37,7 @@ PUBLIC = [
     "search_bits",
     "sensitivity",
     "swap_modules",
+    "train",
     "unfreeze_batchnorm",
     "verify",
 ]

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from bitwright.reporting import report
     from bitwright.saving import load, save
     from bitwright.spec import QuantSpec
+    from bitwright.training import train
     from bitwright.verification import run_file, verify
 
 __version__ = "0.1.0"
@@ -43,6 +44,7 @@ _HOMES = {
     "reconstruct": "bitwright.reconstruction",
     "search_bits": "bitwright.bit_search",
     "sensitivity": "bitwright.bit_search",
+    "train": "bitwright.training",
     "report": "bitwright.reporting",
     "run_file": "bitwright.verification",
     "save": "bitwright.saving",
@@ -90,6 +92,7 @@ __all__ = [
     "search_bits",
     "sensitivity",
     "swap_modules",
+    "train",
     "unfreeze_batchnorm",
     "verify",
 ]

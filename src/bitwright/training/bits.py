@@ -1,0 +1,40 @@
+"""change_bits: fewer bits while training goes on, from many to few."""
+
+from torch import nn
+
+from bitwright.errors import ConfigError
+from bitwright.nn.weight_sites import weight_sites
+from bitwright.quantizer import quantizers
+from bitwright.recipe import with_bits
+
+
+def change_bits(model: nn.Module, weight: int | None = None, activation: int | None = None) -> nn.Module:
+    """Give weights and activations another number of bits; those with 8 bits or more that had 8 at first stay so.
+
+    Ranges of activations stay as they are, those of weights are found anew. Make the optimizer again afterwards if
+    methods have other Parameters.
+
+    Args:
+        model: a calibrated model.
+        weight: bits of all weights that had fewer than 8 so far, or None to leave them.
+        activation: bits of all activations that had fewer than 8 so far, or None to leave them.
+
+    Returns:
+        The same model.
+    """
+    for name, bits in (("weight", weight), ("activation", activation)):
+        if bits is not None and (not isinstance(bits, int) or not 2 <= bits <= 16):
+            raise ConfigError(f"the bits of {name}s are a whole number from 2 to 16, not {bits!r}")
+    sites = {site.quantizer: site for site in weight_sites(model)}
+    for quantizer in quantizers(model).values():
+        wished = weight if quantizer in sites else activation
+        spec = quantizer.spec
+        if wished is None or spec.bits >= 8 or spec.format.floating or not quantizer.quantizes:
+            continue
+        quantizer.change_spec(with_bits(spec, wished))
+        if quantizer in sites and quantizer.calibratable:
+            quantizer.observer.reset()
+            quantizer.observer(sites[quantizer].weight().detach())
+            quantizer.compute_qparams()
+            quantizer.observer.reset()
+    return model

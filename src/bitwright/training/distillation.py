@@ -1,0 +1,43 @@
+"""Distillation: the float model teaches the quantized one."""
+
+import copy
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bitwright.errors import ConfigError
+from bitwright.quantizer import Mode, quantizers
+
+
+class Distillation:
+    """The distance between a model's predictions and those of its float self, as it was when this was made.
+
+    loss = T²·KL(softmax(teacher / T) ‖ softmax(student / T)), on average over rows
+
+    Args:
+        model: a prepared model with its float weights; a copy of it, or ``teacher``, is the teacher.
+        temperature: T; more than 1 makes small probabilities count more.
+        teacher: another model that gives logits for the same inputs.
+    """
+
+    def __init__(self, model: nn.Module, temperature: float = 1.0, teacher: nn.Module | None = None) -> None:
+        if not temperature > 0:
+            raise ConfigError(f"the temperature of distillation is a positive number, not {temperature!r}")
+        self.temperature = temperature
+        self.teacher = (copy.deepcopy(model) if teacher is None else teacher).eval()
+        if teacher is None:
+            for quantizer in quantizers(self.teacher).values():
+                quantizer.mode = Mode.OFF
+            self.teacher.requires_grad_(False)
+
+    def __call__(self, prediction: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """The loss of a prediction for these inputs of the model."""
+        with torch.no_grad():
+            wanted = self.teacher(*args, **kwargs)
+        if not isinstance(prediction, Tensor) or not isinstance(wanted, Tensor):
+            raise ConfigError("distillation compares one tensor of logits; this model has another kind of result")
+        t = self.temperature
+        student, master = ((x / t).flatten(0, -2).log_softmax(-1) for x in (prediction, wanted))
+        return F.kl_div(student, master, reduction="batchmean", log_target=True) * t * t

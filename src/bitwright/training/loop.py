@@ -1,0 +1,214 @@
+"""train: a small loop that trains a quantized model."""
+
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sized
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bitwright.calibration import as_inputs
+from bitwright.errors import CalibrationError, ConfigError
+from bitwright.methods import parameter_groups
+from bitwright.nn.norm import freeze_batchnorm, unfreeze_batchnorm
+from bitwright.preparation import ledger_of
+from bitwright.progress import track
+from bitwright.quantizer import quantizers
+from bitwright.training.average import WeightAverage
+from bitwright.training.bits import change_bits
+from bitwright.training.distillation import Distillation
+from bitwright.training.oscillation import Oscillations
+from bitwright.training.ranges import freeze_ranges
+
+
+@dataclass(frozen=True)
+class EpochResult:
+    """One epoch: the mean loss over its steps, how many there were, and the seconds they took."""
+
+    loss: float
+    steps: int
+    seconds: float
+    score: float | None = None
+
+
+@dataclass
+class Training:
+    """What :func:`bitwright.train` did; ``print`` shows it as a table."""
+
+    epochs: list[EpochResult] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        lines = ["epoch       loss   steps  seconds     score"]
+        for number, epoch in enumerate(self.epochs, start=1):
+            score = "" if epoch.score is None else f"{epoch.score:.4g}"
+            lines.append(f"{number:>5}  {epoch.loss:>9.4g}  {epoch.steps:>6}  {epoch.seconds:>7.1f}  {score:>8}")
+        return "\n".join(lines)
+
+
+def train(
+    model: nn.Module,
+    loader: Iterable[Any],
+    loss: Callable[..., Tensor],
+    *,
+    epochs: int = 1,
+    lr: float = 0.01,
+    scale_lr: float | None = None,
+    weight_decay: float = 1e-4,
+    optimizer: torch.optim.Optimizer | None = None,
+    distill: float = 0.0,
+    temperature: float = 1.0,
+    teacher: nn.Module | None = None,
+    batch_statistics: bool = False,
+    freeze_norms_after: int | None = None,
+    freeze_ranges_after: int | None = None,
+    average: float | None = None,
+    dampening: float = 0.0,
+    freeze_threshold: float | None = None,
+    bits: Mapping[int, tuple[int, int]] | None = None,
+    evaluate: Callable[[nn.Module], float] | None = None,
+    progress: bool | None = None,
+) -> Training:
+    """Train a calibrated model with its quantizers on.
+
+    The learning rate falls as a cosine over all epochs. What quantizers learn has its own rate and no weight decay.
+
+    Args:
+        model: what ``calibrate`` returned, of a recipe whose methods learn, see :func:`bitwright.training.qat_recipe`;
+            it is trained in place and left in evaluation mode.
+        loader: batches of ``(inputs …, target)``; it is gone through once per epoch.
+        loss: ``loss(prediction, target)``, such as ``torch.nn.functional.cross_entropy``.
+        epochs: how often.
+        lr: learning rate of weights (SGD with momentum 0.9).
+        scale_lr: learning rate of what quantizers learn; a tenth of ``lr`` if not given.
+        weight_decay: of weights.
+        optimizer: one of your own instead, of ``qat_parameters(model, …)``; its rates are scaled by the cosine.
+        distill: part of the loss, from 0 to 1, that is the distance to the float model's predictions.
+        temperature: of distillation.
+        teacher: another model to learn from than the float one.
+        batch_statistics: let BatchNorms normalize by the batch and move their statistics.
+        freeze_norms_after: the epoch from which on their statistics stay.
+        freeze_ranges_after: the epoch from which on scales stay.
+        average: decay of a moving average of weights, which the model has in the end.
+        dampening: strength of the pull to the middle of cells at the end; it grows from 0 as a cosine.
+        freeze_threshold: freeze weights of up to 4 bits that oscillate more often than this.
+        bits: bits of weights and activations by the epoch from which on they hold, such as ``{0: (6, 6), 1: (4, 4)}``,
+            for those that have fewer than 8 bits now.
+        evaluate: a function of the model that gives a score, called after each epoch.
+        progress: show a progress bar; by default only on a terminal.
+    """
+    _check(model, epochs, distill)
+    teach = Distillation(model, temperature, teacher) if distill else None
+    (unfreeze_batchnorm if batch_statistics else freeze_batchnorm)(model)
+    if optimizer is None:
+        groups = parameter_groups(
+            model, lr=lr, quantizer_lr=lr / 10 if scale_lr is None else scale_lr, weight_decay=weight_decay
+        )
+        optimizer = torch.optim.SGD(groups, momentum=0.9)
+    mean = WeightAverage(model, average) if average is not None else None
+    run = _Run(model, loss, optimizer, epochs, teach, distill, mean, dampening, freeze_threshold)
+    result = Training()
+    for epoch in range(epochs):
+        if bits is not None and epoch in bits:
+            run.change_bits(*bits[epoch])
+        if epoch == freeze_norms_after:
+            freeze_batchnorm(model)
+        if epoch == freeze_ranges_after:
+            freeze_ranges(model)
+        begin = time.perf_counter()
+        value, steps = run.epoch(epoch, loader, progress)
+        if mean is not None and epoch == epochs - 1:
+            mean.apply()
+        score = None if evaluate is None else float(evaluate(model))
+        result.epochs.append(EpochResult(value, steps, time.perf_counter() - begin, score))
+    return result
+
+
+class _Run:
+    """One call of train: what each step does."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Callable[..., Tensor],
+        optimizer: torch.optim.Optimizer,
+        epochs: int,
+        teach: Distillation | None,
+        distill: float,
+        mean: WeightAverage | None,
+        dampening: float,
+        threshold: float | None,
+    ) -> None:
+        self.model, self.loss, self.optimizer, self.epochs = model, loss, optimizer, epochs
+        self.teach, self.distill, self.mean = teach, distill, mean
+        self.dampening, self.threshold = dampening, threshold
+        self.rates = [group["lr"] for group in optimizer.param_groups]
+        self.count = len(ledger_of(model).example.args)
+        self.watch = self._watch()
+
+    def _watch(self) -> Oscillations | None:
+        wanted = self.dampening or self.threshold is not None
+        return Oscillations(self.model, self.threshold) if wanted else None
+
+    def change_bits(self, weight: int, activation: int) -> None:
+        """Go on with other numbers of bits."""
+        change_bits(self.model, weight, activation)
+        self.watch = self._watch()
+
+    def epoch(self, number: int, loader: Iterable[Any], progress: bool | None) -> tuple[float, int]:
+        """Go through the data once; return the mean loss and the number of steps."""
+        length = len(loader) if isinstance(loader, Sized) else None
+        total, steps = 0.0, 0
+        self.model.train()
+        for batch in track(loader, f"epoch {number + 1}", show=progress):
+            done = (number + (steps / length if length else 0.0)) / self.epochs
+            value, steps = self.step(batch, 0.5 * (1.0 + math.cos(math.pi * min(done, 1.0)))), steps + 1
+            if not math.isfinite(value):
+                raise CalibrationError(f"the loss is {value} at step {steps} of epoch {number + 1}: lower lr")
+            total += value
+        self.model.eval()
+        if not steps:
+            raise CalibrationError("the data to train with is empty: it gave no batch")
+        return total / steps, steps
+
+    def step(self, batch: Any, fall: float) -> float:  # noqa: ANN401
+        """Train on one batch with ``fall`` times the learning rates, and return the loss."""
+        for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
+            group["lr"] = rate * fall
+        inputs, target = _split(batch, self.count)
+        prediction = self.model(*inputs.args, **inputs.kwargs)
+        value = self.loss(prediction, target)
+        if self.teach is not None:
+            learned = self.teach(prediction, *inputs.args, **inputs.kwargs)
+            value = (1.0 - self.distill) * value + self.distill * learned
+        if self.watch is not None and self.dampening:
+            value = value + self.dampening * (1.0 - fall) * self.watch.dampening()
+        self.optimizer.zero_grad()
+        value.backward()
+        self.optimizer.step()
+        if self.watch is not None:
+            self.watch.step()
+        if self.mean is not None:
+            self.mean.update()
+        return float(value.detach())
+
+
+def _check(model: nn.Module, epochs: int, distill: float) -> None:
+    if not isinstance(epochs, int) or epochs < 1:
+        raise ConfigError(f"epochs is a whole number of at least 1, not {epochs!r}")
+    if not 0.0 <= distill <= 1.0:
+        raise ConfigError(f"distill is a part of the loss, from 0 to 1, not {distill!r}")
+    found = quantizers(model)
+    if not any(q.quantizes for q in found.values()):
+        raise CalibrationError("no quantizer of the model is quantizing: calibrate it before training it")
+    fixed = next((n for n, q in found.items() if getattr(q.method, "rounding", None) is not None), None)
+    if fixed is not None:
+        raise ConfigError(f"{fixed} has learned how to round weights that training would move: train before that")
+
+
+def _split(batch: Any, count: int) -> tuple[Any, Any]:  # noqa: ANN401
+    """The inputs and the target of a batch."""
+    if not isinstance(batch, tuple | list) or len(batch) < 2:
+        raise ConfigError("a batch to train with is a tuple of the model's inputs and the target")
+    return as_inputs(tuple(batch[:-1]), count), batch[-1]

@@ -1,0 +1,27 @@
+"""Freeze what quantizers learn: after some epochs scales stay, and weights settle on their grid."""
+
+from torch import nn
+
+from bitwright.methods import Method
+
+
+def freeze_ranges(model: nn.Module) -> nn.Module:
+    """Let scales, thresholds and all else that quantizers learn stay as they are.
+
+    Returns:
+        The same model. Give the optimizer its Parameters again, or let it be: it passes over those without a gradient.
+    """
+    return _ask(model, False)
+
+
+def unfreeze_ranges(model: nn.Module) -> nn.Module:
+    """Undo :func:`freeze_ranges`."""
+    return _ask(model, True)
+
+
+def _ask(model: nn.Module, gradients: bool) -> nn.Module:
+    for method in (m for m in model.modules() if isinstance(m, Method)):
+        for parameter in method.parameters():
+            parameter.requires_grad_(gradients)
+            parameter.grad = None
+    return model

@@ -1,0 +1,43 @@
+"""Recipes for training with quantizers, by one word: the name of a method."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from bitwright.errors import ConfigError, suggest
+from bitwright.recipe import PRESETS, Recipe
+
+# The methods of weights and of activations, and whether activations must have no zero point.
+_WORDS: dict[str, tuple[str, str, bool]] = {
+    "lsq": ("LearnableFakeQuantize", "LearnableFakeQuantize", False),
+    "lsq+": ("LSQPlusFakeQuantize", "LSQPlusFakeQuantize", False),
+    "pact": ("DoReFaFakeQuantize", "PACTFakeQuantize", False),
+    "dorefa": ("DoReFaFakeQuantize", "DoReFaFakeQuantize", False),
+    "dsq": ("DSQFakeQuantize", "DSQFakeQuantize", False),
+    "tqt": ("TqtFakeQuantize", "TqtFakeQuantize", True),
+    "apot": ("APoTFakeQuantize", "APoTFakeQuantize", True),
+}
+
+
+def qat_recipe(method: str, preset: str = "W4A4", **more: Any) -> Recipe:
+    """The recipe of a preset with the methods of a paper.
+
+    Args:
+        method: ``"lsq"``, ``"lsq+"``, ``"pact"`` (with DoReFa's weights, as in its paper), ``"dorefa"``, ``"dsq"``,
+            ``"tqt"`` or ``"apot"``. The last two have no zero point: activations get signed specs.
+        preset: such as ``"W4A4"``; first and last layers have 8 bits in those with few bits, and APoT leaves these to
+            LSQ, as it is for few bits.
+        more: further settings of the recipe, such as ``backend`` or ``rules``.
+    """
+    word = method.lower()
+    if word not in _WORDS:
+        raise ConfigError(f"unknown method of training {method!r}{suggest(method, _WORDS)}")
+    known = next((p for name, p in PRESETS.items() if name.lower() == preset.lower()), None)
+    if known is None:
+        raise ConfigError(f"unknown preset {preset!r}{suggest(preset, PRESETS)}")
+    weight, activation, symmetric = _WORDS[word]
+    base: Mapping[str, Any] = known.recipe
+    settings: dict[str, Any] = {"preset": preset, "weight": {"method": weight}, "activation": {"method": activation}}
+    bits = base.get("activation", {}).get("bits") if isinstance(base.get("activation"), Mapping) else None
+    if symmetric and bits is not None:
+        settings["activation"] |= {"spec": f"int{bits} symmetric"}
+    return Recipe.parse({**settings, **more})

@@ -1,0 +1,190 @@
+"""train and its parts."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import bitwright as bw
+from bitwright.errors import CalibrationError, ConfigError
+from bitwright.nn.weight_sites import weight_sites
+from bitwright.quantizer import quantizers
+from bitwright.training import (
+    Distillation,
+    Oscillations,
+    WeightAverage,
+    change_bits,
+    freeze_ranges,
+    qat_parameters,
+    qat_recipe,
+    unfreeze_ranges,
+)
+from tests.reconstruction.nets import calibrated
+
+WORDS = ["lsq", "lsq+", "pact", "dorefa", "dsq", "tqt", "apot"]
+
+
+def labelled(batches):
+    return [(x, x.mean((2, 3)).argmax(1)) for (x,) in batches]
+
+
+def trained(word="lsq", preset="W4A4", epochs=6, **options):
+    model, batches = calibrated("residual", qat_recipe(word, preset))
+    data = labelled(batches)
+    return model, data, bw.train(model, data, F.cross_entropy, epochs=epochs, **{"lr": 0.02, **options})
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_every_method_learns_by_one_word(word):
+    model, _, result = trained(word)
+    assert result.epochs[-1].loss < result.epochs[0].loss
+    names = {type(q.method).__name__.lower().removesuffix("fakequantize") for q in quantizers(model).values()}
+    wanted = {"lsq": "learnable", "lsq+": "lsqplus", "pact": "pact"}.get(word, word)
+    assert wanted in names
+    assert not model.training
+    assert str(result).count("\n") == 6
+
+
+@pytest.mark.parametrize("preset", ["W4A4", "W3A3", "W2A2"])
+def test_first_and_last_layers_keep_eight_bits(preset):
+    model, _ = calibrated("residual", qat_recipe("lsq", preset))
+    bits = {site.name: site.quantizer.spec.bits for site in weight_sites(model)}
+    assert (bits["0"], bits["6"], bits["2.conv1"]) == (8, 8, int(preset[1]))
+
+
+def test_unknown_words_are_refused():
+    with pytest.raises(ConfigError, match="did you mean 'lsq"):
+        qat_recipe("lsqq")
+    with pytest.raises(ConfigError, match="unknown preset 'W5A9'"):
+        qat_recipe("lsq", "W5A9")
+
+
+def test_scales_have_a_rate_of_their_own_and_no_decay():
+    model, _ = calibrated("residual", qat_recipe("lsq"))
+    groups = {group["name"]: group for group in qat_parameters(model, lr=0.1, quantizer_lr=0.01, weight_decay=1e-3)}
+    assert (groups["model"]["lr"], groups["model"]["weight_decay"]) == (0.1, 1e-3)
+    assert (groups["quantizers"]["lr"], groups["quantizers"]["weight_decay"]) == (0.01, 0.0)
+
+
+def test_frozen_ranges_stay():
+    model, data = trained(epochs=1)[:2]
+    freeze_ranges(model)
+    before = [float(q.qparams()[0].sum()) for q in quantizers(model).values()]
+    weight = next(model.parameters()).detach().clone()
+    bw.train(model, data, F.cross_entropy, lr=0.05)
+    assert [float(q.qparams()[0].sum()) for q in quantizers(model).values()] == before
+    assert not torch.equal(next(model.parameters()), weight)
+    unfreeze_ranges(model)
+    bw.train(model, data, F.cross_entropy, lr=0.05)
+    assert [float(q.qparams()[0].sum()) for q in quantizers(model).values()] != before
+
+
+def test_norms_and_ranges_freeze_by_epoch():
+    model, _, _ = trained(epochs=2, batch_statistics=True, freeze_norms_after=1, freeze_ranges_after=1)
+    norm = model.get_submodule("2.bn1")
+    moved = norm.running_mean.clone()
+    model.train()(torch.randn(4, 3, 8, 8))
+    assert torch.equal(norm.running_mean, moved)
+    assert not any(p.requires_grad for n, p in model.named_parameters() if ".method." in n)
+
+
+def test_distillation_is_the_divergence_from_the_float_model():
+    model, batches = calibrated("residual", qat_recipe("lsq"))
+    x = batches[0][0]
+    teach = Distillation(model, temperature=2.0)
+    logits = torch.randn(16, 5, dtype=torch.float64, requires_grad=True)
+    wanted = teach.teacher(x).double()
+    p, q = (wanted / 2).softmax(1), (logits / 2).softmax(1)
+    expected = 4 * (p * (p.log() - q.log())).sum(1).mean()
+    assert float(teach(logits, x)) == pytest.approx(float(expected), rel=1e-5)
+    assert torch.autograd.gradcheck(lambda z: teach(z, x), logits, atol=1e-4)
+    assert float(teach(wanted, x)) == pytest.approx(0.0, abs=1e-6)
+    _, _, result = trained(distill=1.0)
+    assert result.epochs[-1].loss < result.epochs[0].loss
+
+
+def test_the_average_is_between_what_was_seen():
+    model = torch.nn.Linear(2, 2)
+    average = WeightAverage(model, 0.5)
+    begin = model.weight.detach().clone()
+    with torch.no_grad():
+        model.weight.add_(1.0)
+    average.update()  # of the first steps the last counts 10 / 11
+    with average.applied():
+        assert torch.allclose(model.weight, begin + 10 / 11)
+    assert torch.allclose(model.weight, begin + 1.0)
+    average.apply()
+    assert torch.allclose(model.weight, begin + 10 / 11)
+    assert trained(average=0.9)[2].epochs
+
+
+def test_an_oscillating_weight_is_frozen_where_it_was_most():
+    model, _ = calibrated("residual", qat_recipe("lsq"))
+    site = next(s for s in weight_sites(model) if s.name == "2.conv1")
+    scale = site.quantizer.qparams()[0].detach()[0]
+    watch = Oscillations(model, threshold=0.55, momentum=0.1)
+    for i in range(14):  # three steps of four at the integer 1, one at 2
+        with torch.no_grad():
+            site.layer.weight[0, 0, 0, 0] = scale * (1.9 if i % 4 == 3 else 1.1)
+        watch.step()
+    assert watch.frozen == 0.0
+    for i in range(14):
+        with torch.no_grad():
+            site.layer.weight[0, 0, 0, 0] = scale * (1.9 if i % 2 else 1.1)
+        watch.step()
+    assert 0.0 < watch.frozen < 0.01
+    assert float(site.weight()[0, 0, 0, 0]) == pytest.approx(float(scale), rel=1e-5)
+
+
+def test_dampening_is_the_distance_to_the_grid():
+    model, _ = calibrated("residual", qat_recipe("lsq"))
+    watch = Oscillations(model)
+    expected = 0.0
+    for site in weight_sites(model):
+        if site.quantizer.spec.bits <= 4:
+            w, spec = site.weight().detach(), site.quantizer.spec
+            s = site.quantizer.qparams()[0].detach().reshape(-1, 1, 1, 1)
+            q = (w / s).round().clamp(spec.qmin, spec.qmax)
+            expected += float((q * s - w.clamp(spec.qmin * s, spec.qmax * s)).square().sum())
+    assert float(watch.dampening()) == pytest.approx(expected, rel=1e-4)
+    weight = model.get_submodule("2.conv1").weight
+    (grad,) = torch.autograd.grad(watch.dampening(), weight)
+    step = 1e-3 * float(weight.abs().max())
+    with torch.no_grad():
+        values = []
+        for sign in (1, -1):
+            weight[0, 0, 0, 0] += sign * step
+            values.append(float(watch.dampening()))
+            weight[0, 0, 0, 0] -= sign * step
+    assert (values[0] - values[1]) / (2 * step) == pytest.approx(float(grad[0, 0, 0, 0]), rel=0.1, abs=1e-3)
+    assert trained(dampening=1e-3, freeze_threshold=0.05)[2].epochs
+    with pytest.raises(ConfigError, match="must be above the momentum"):
+        Oscillations(model, threshold=0.001)
+
+
+def test_bits_fall_epoch_by_epoch():
+    model, _, result = trained(epochs=3, bits={0: (6, 6), 2: (4, 4)})
+    bits = {site.name: site.quantizer.spec.bits for site in weight_sites(model)}
+    assert (bits["0"], bits["2.conv1"]) == (8, 4)
+    assert len(result.epochs) == 3
+    with pytest.raises(ConfigError, match="from 2 to 16, not 1"):
+        change_bits(model, 1)
+
+
+def test_what_cannot_be_trained_is_refused():
+    model, batches = calibrated("residual", qat_recipe("lsq"))
+    data = labelled(batches)
+    for options, words in (({"epochs": 0}, "at least 1"), ({"distill": 2.0}, "from 0 to 1")):
+        with pytest.raises(ConfigError, match=words):
+            bw.train(model, data, F.cross_entropy, **options)
+    with pytest.raises(CalibrationError, match="empty"):
+        bw.train(model, [], F.cross_entropy)
+    with pytest.raises(ConfigError, match="inputs and the target"):
+        bw.train(model, [torch.randn(4, 3, 8, 8)], F.cross_entropy)
+    with pytest.raises(CalibrationError, match="lower lr"):
+        bw.train(copy.deepcopy(model), data, lambda p, _: p.sum() * float("nan"))
+    other, batches = calibrated("residual")
+    bw.reconstruct(other, batches, steps=30, lr=0.1)
+    with pytest.raises(ConfigError, match="train before that"):
+        bw.train(other, data, F.cross_entropy)
