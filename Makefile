@@ -2,7 +2,7 @@
 # Wanted beforehand: make, Python 3.11 or newer with venv, and a way to PyPI.
 
 PYTHON ?= python3
-BENCH ?= deploy prepare graph numerics observers qat_step
+BENCH ?= deploy prepare graph numerics observers qat_step scale
 PYTEST_ARGS ?= -n auto --maxprocesses 4 --dist worksteal
 
 VENV := .venv

@@ -47,9 +47,9 @@ def calibrate(
             longer than the model's inputs, as the (images, labels) of a data loader is: the rest is left out. A single
             tensor or dict is one batch.
         progress: show a progress bar; by default only on a terminal.
-        checkpoint: a folder for the progress, written once a minute, at the end, and when SIGINT or SIGTERM comes. The
-            same call goes on from there: it passes over the batches that were seen, which must be the same in the same
-            order. A checkpoint of another model, recipe or other data is refused.
+        checkpoint: a folder for the progress, written once a minute, at the end, and when the data raises an error or
+            SIGINT or SIGTERM comes. The same call goes on from there: it passes over the batches that were seen, which
+            must be the same in the same order. A checkpoint of another model, recipe or other data is refused.
         uneven: let ranks have different numbers of batches.
         timeout: how long a rank waits for the others, in seconds.
 

@@ -42,6 +42,7 @@ class ObservingProgress:
         self._file = Checkpoint(folder, job, identity_of(model))
         state_of(seeing)  # an observer that does not say what it keeps is refused now, not after an hour
         self.done, self._digest, self._expected = 0, "", ""
+        self._kept = 0  # batches that the observers have seen whole, or 0 while one is under way
         saved = self._file.read()
         if saved is not None:
             self.done, self._expected = int(saved.data["batches"]), str(saved.data["data"])
@@ -55,6 +56,9 @@ class ObservingProgress:
                 f"the checkpoint {str(self._file.path)!r} is of other data, or of the same in another order: its "
                 f"{number} batches are not the first {number} of these; remove it to start over"
             )
+        self._kept = 0
+        if number <= self.done:
+            self._signals.deliver()
         return number <= self.done
 
     def keep(self, number: int, *, last: bool = False) -> None:
@@ -64,16 +68,22 @@ class ObservingProgress:
                 f"the checkpoint {str(self._file.path)!r} has {self.done} batches, but the data only {number}; remove "
                 "it to start over"
             )
+        self._kept = number
         if last or self._signals.noted is not None or self._file.due:
-            self._file.write(state_of(self._seeing), {"batches": number, "data": self._digest})
+            self._write()
             self._signals.deliver()
+
+    def _write(self) -> None:
+        self._file.write(state_of(self._seeing), {"batches": self._kept, "data": self._digest})
 
     def __enter__(self) -> Self:
         self._signals.__enter__()
         return self
 
-    def __exit__(self, *error: Any) -> None:
-        self._signals.__exit__(*error)
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:  # noqa: ANN401
+        if self._kept and kind is not None and issubclass(kind, Exception) and not isinstance(error, SaveError):
+            self._write()  # the data failed, between two batches
+        self._signals.__exit__(kind, error, trace)
 
 
 def state_of(seeing: Mapping[str, TensorQuantizer]) -> dict[str, Tensor]:

@@ -76,6 +76,17 @@ def test_goes_on_where_it_was(observer, tmp_path):
     assert all(map(torch.equal, scales(again), scales(whole)))
 
 
+def test_data_that_fails_loses_nothing(tmp_path):
+    with pytest.raises(Stop):
+        bw.calibrate(prepared(), stopping(data(), 4), checkpoint=tmp_path)
+    ran = []
+    model = prepared()
+    model.register_forward_pre_hook(lambda *_: ran.append(1))
+    bw.calibrate(model, data(), checkpoint=tmp_path)
+    assert len(ran) == 2
+    assert all(map(torch.equal, scales(model), scales(bw.calibrate(prepared(), data()))))
+
+
 @pytest.mark.usefixtures("always_due")
 def test_another_model_recipe_or_order_is_refused(tmp_path):
     bw.calibrate(prepared(), data(4), checkpoint=tmp_path)

@@ -1,0 +1,128 @@
+"""What save, load, prepare and calibrate cost beside plain torch, in time and memory: ``make bench BENCH=scale``.
+
+Each step runs in the same process, one after the other, on a model of random weights. Peak memory is what the process
+grew by at most while the step ran, as a multiple of the size of the model's parameters; Linux tells it.
+"""
+
+import argparse
+import copy
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+import bitwright as bw
+
+WIDTH = 1024
+BATCHES = 4
+
+
+class Block(nn.Module):
+    """A transformer's feed-forward part, with what stands around it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(torch.relu(self.up(self.norm(x))))
+
+
+def build(millions: float) -> nn.Module:
+    """Blocks in a row with about so many parameters."""
+    count = max(1, round(millions * 1e6 / (8 * WIDTH * WIDTH)))
+    return nn.Sequential(*(Block() for _ in range(count)))
+
+
+def _status(field: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
+
+
+class Meter:
+    """Time and growth of the steps of one run."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self.growth: dict[str, int] = {}
+
+    @contextmanager
+    def step(self, name: str) -> Iterator[None]:
+        """Measure what happens inside."""
+        Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+        before, start = _status("VmRSS"), time.perf_counter()
+        yield
+        self.seconds[name] = time.perf_counter() - start
+        self.growth[name] = _status("VmHWM") - before
+
+
+def measure(millions: float) -> tuple[Meter, int]:
+    """Run every step once; return what it took, and the bytes of the parameters."""
+    torch.manual_seed(0)
+    model, meter = build(millions).eval(), Meter()
+    size = sum(p.numel() * p.element_size() for p in model.parameters())
+    batches = [torch.randn(16, WIDTH) for _ in range(BATCHES)]
+    folder = Path(tempfile.mkdtemp())
+    steps: list[tuple[str, Callable[[], object]]] = []
+    kept: dict[str, nn.Module] = {}
+
+    def prepare() -> None:
+        kept["qmodel"] = bw.prepare(model, batches[0])
+
+    def reload() -> None:
+        kept["loaded"] = bw.load(folder / "saved", model)
+
+    def forward() -> None:
+        with torch.no_grad():
+            for batch in batches:
+                model(batch)
+
+    steps += [
+        ("deepcopy", lambda: copy.deepcopy(model)),
+        ("prepare", prepare),
+        ("forward", forward),
+        ("calibrate", lambda: bw.calibrate(kept["qmodel"], batches)),
+        ("safetensors save", lambda: save_file(model.state_dict(), folder / "plain.safetensors")),
+        ("save", lambda: bw.save(kept["qmodel"], folder / "saved")),
+        ("safetensors load", lambda: model.load_state_dict(load_file(folder / "plain.safetensors"))),
+        ("load", reload),
+    ]
+    forward()  # warm up
+    for name, step in steps:
+        with meter.step(name):
+            step()
+    with torch.no_grad():
+        if not torch.equal(kept["qmodel"](batches[0]), kept["loaded"](batches[0])):
+            raise SystemExit("the loaded model computes something else than the saved one")
+    for file in (*(folder / "saved").iterdir(), folder / "plain.safetensors"):
+        file.unlink()
+    return meter, size
+
+
+PAIRS = {"prepare": "deepcopy", "calibrate": "forward", "save": "safetensors save", "load": "safetensors load"}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--millions", type=float, nargs="+", default=[100.0], help="parameters")
+    for millions in parser.parse_args().millions:
+        meter, size = measure(millions)
+        table = Table(title=f"{size / 4e6:.0f} million parameters ({size / 2**20:.0f} MiB)")
+        for name in ("step", "time", "beside", "ratio", "peak / parameters", "peak of the other"):
+            table.add_column(name, justify="left" if name in ("step", "beside") else "right")
+        for name, other in PAIRS.items():
+            seconds, plain = meter.seconds[name], meter.seconds[other]
+            peaks = [f"{meter.growth[which] / size:.2f}" for which in (name, other)]
+            table.add_row(name, f"{seconds:.2f} s", other, f"{seconds / plain:.1f}", *peaks)
+        Console().print(table)
+
+
+if __name__ == "__main__":
+    main()
