@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from bitwright.analysis import analyze
     from bitwright.bit_search import search_bits, sensitivity
     from bitwright.calibration import calibrate
+    from bitwright.correction import correct, correct_bias, fit_weight_ranges, gptq, reestimate_norms
     from bitwright.exporting import export
     from bitwright.graph import (
         InputMatchType,
@@ -33,6 +34,11 @@ __version__ = "0.1.0"
 # Names load on first use, so that `import bitwright` costs nothing and `bitwright --help` needs no torch.
 _HOMES = {
     "calibrate": "bitwright.calibration",
+    "correct": "bitwright.correction",
+    "correct_bias": "bitwright.correction",
+    "fit_weight_ranges": "bitwright.correction",
+    "gptq": "bitwright.correction",
+    "reestimate_norms": "bitwright.correction",
     "export": "bitwright.exporting",
     "explain_capture": "bitwright.graph",
     "float_state_dict": "bitwright.quantizer",
@@ -76,15 +82,20 @@ __all__ = [
     "TensorQuantizer",
     "analyze",
     "calibrate",
+    "correct",
+    "correct_bias",
     "explain_capture",
     "export",
+    "fit_weight_ranges",
     "float_state_dict",
     "freeze_batchnorm",
+    "gptq",
     "ledger_of",
     "load",
     "plan",
     "prepare",
     "reconstruct",
+    "reestimate_norms",
     "register_schedule",
     "report",
     "run_file",

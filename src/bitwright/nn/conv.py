@@ -26,7 +26,7 @@ class _Geometry(QuantLayer):
 class _QuantConv(_Geometry):
     def arrange(self, x: Tensor) -> Tensor:
         """Pad with values of the input, where the padding mode says so."""
-        return x if self.padding_mode == "zeros" else F.pad(x, _edges(self), mode=self.padding_mode)
+        return x if self.padding_mode == "zeros" else F.pad(x, padding_edges(self), mode=self.padding_mode)
 
     def compute(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         conv = _CONV[weight.ndim - 2]
@@ -34,7 +34,8 @@ class _QuantConv(_Geometry):
         return conv(x, weight, bias, self.stride, padding, self.dilation, self.groups)
 
 
-def _edges(conv: Any) -> list[int]:  # noqa: ANN401
+def padding_edges(conv: Any) -> list[int]:  # noqa: ANN401
+    """The padding of a convolution as ``F.pad`` takes it."""
     # F.pad counts from the last dimension: (left, right, top, bottom, …).
     edges: list[int] = []
     for d in reversed(range(len(conv.kernel_size))):

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 from pydantic import AliasChoices, Field, ValidationError, field_validator, model_validator
@@ -15,6 +15,7 @@ from bitwright.recipe.rule import Rule, RuleTarget
 from bitwright.recipe.tensor import TensorRecipe
 from bitwright.validation import Strict, mistakes, read_data, read_text, write_yaml
 
+Corrector = Literal["weight_ranges", "gptq", "norms", "bias"]
 SCHEMA_ID = "https://json-schema.org/draft/2020-12/schema"
 
 
@@ -37,6 +38,8 @@ class Recipe(Strict):
     """By name: whether a schedule runs, or its options. An older dialect calls it SCHEDULE."""
     leaves: tuple[str, ...] = ()
     """Modules that stay whole and float: names, globs, or type:Name."""
+    correct: tuple[Corrector, ...] = ()
+    """What ``bw.correct`` does to the calibrated model, in this order."""
     allow_float: bool = False
     """Leave an operator float where the backend cannot do what is asked, instead of refusing it all."""
 

@@ -1,0 +1,14 @@
+"""Cheap correctors: steps of seconds that win back accuracy on a prepared and calibrated model, in place.
+
+Each is one function of a model and of batches; :func:`correct` runs those that a recipe names under ``correct``. What
+they change are the model's own parameters and the ranges of its quantizers, so export and verify need not know of them.
+"""
+
+from bitwright.correction.bias import correct_bias
+from bitwright.correction.gptq import gptq
+from bitwright.correction.norms import reestimate_norms
+from bitwright.correction.outcome import Correction
+from bitwright.correction.steps import correct
+from bitwright.correction.weight_ranges import fit_weight_ranges
+
+__all__ = ["Correction", "correct", "correct_bias", "fit_weight_ranges", "gptq", "reestimate_norms"]

@@ -1,0 +1,22 @@
+"""Correction: what a corrector has done, layer by layer."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Correction:
+    """What a corrector did.
+
+    Attributes:
+        step: the name of the corrector.
+        changed: by layer, how much it changed, in the unit that the corrector's docstring names.
+        skipped: by layer, why it was left alone.
+    """
+
+    step: str
+    changed: dict[str, float] = field(default_factory=dict)
+    skipped: dict[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        lines = [f"{self.step}: {len(self.changed)} layers changed, {len(self.skipped)} left alone"]
+        return "\n".join([*lines, *(f"  {name}: {reason}" for name, reason in self.skipped.items())])

@@ -1,0 +1,57 @@
+"""The float model that correctors aim at: the prepared one with its quantizers off, as it was before any of them.
+
+A corrector changes parameters, and with them what the model computes in float. The first one therefore keeps a copy of
+the parameters, and those that follow compare with it. Whatever else changes the parameters afterwards, training or
+loading say, makes them the new original.
+"""
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from bitwright.graph import Inputs
+from bitwright.modes import eval_mode
+from bitwright.quantizer import float_state_dict, quantizers
+from bitwright.quantizer.mode import Mode
+
+_KEPT = "bitwright_original"  # in the __dict__ of a model that was corrected
+
+
+class Original:
+    """The parameters and buffers of a model before it was corrected."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.state = {name: value.detach().clone() for name, value in float_state_dict(model).items()}
+        self.marks: list[float] = []
+
+    def run(self, model: nn.Module, inputs: Inputs) -> Any:  # noqa: ANN401
+        """Run the model in float as it was."""
+        modes = {q: q.mode for q in quantizers(model).values()}
+        try:
+            for quantizer in modes:
+                quantizer.mode = Mode.OFF
+            with torch.no_grad(), eval_mode(model):
+                return functional_call(model, self.state, inputs.args, inputs.kwargs)
+        finally:
+            for quantizer, mode in modes.items():
+                quantizer.mode = mode
+
+
+@contextmanager
+def correcting(model: nn.Module) -> Generator[Original, None, None]:
+    """Give the original of a model that is about to be corrected, and remember it for the next corrector."""
+    known: Original | None = model.__dict__.get(_KEPT)
+    original = known if known is not None and known.marks == _marks(model) else Original(model)
+    yield original
+    original.marks = _marks(model)
+    model.__dict__[_KEPT] = original
+
+
+def _marks(model: nn.Module) -> list[float]:
+    """A few numbers that differ once parameters do."""
+    values = [v for v in float_state_dict(model).values() if isinstance(v, Tensor)]
+    return [float(part) for v in values for part in (v.double().sum(), v.double().square().sum())]

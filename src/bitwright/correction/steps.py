@@ -1,0 +1,51 @@
+"""correct: run the correctors that a recipe names, one after the other."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from torch import nn
+
+from bitwright.correction.bias import correct_bias
+from bitwright.correction.gptq import gptq
+from bitwright.correction.norms import reestimate_norms
+from bitwright.correction.outcome import Correction
+from bitwright.correction.weight_ranges import fit_weight_ranges
+from bitwright.errors import UnknownNameError, suggest
+from bitwright.preparation import ledger_of
+
+USUAL = ("gptq", "norms", "bias")
+STEPS: dict[str, Callable[..., Correction]] = {
+    "weight_ranges": fit_weight_ranges,
+    "gptq": gptq,
+    "norms": reestimate_norms,
+    "bias": correct_bias,
+}
+
+
+def correct(
+    model: nn.Module, batches: Iterable[Any], steps: Sequence[str] | None = None, *, progress: bool | None = None
+) -> list[Correction]:
+    """Win back accuracy on a prepared and calibrated model, in seconds and without training.
+
+    ::
+
+        qmodel = bw.prepare(net, images, recipe={"preset": "W4A8", "correct": ["gptq", "norms", "bias"]})
+        bw.calibrate(qmodel, batches)
+        bw.correct(qmodel, batches)
+
+    Args:
+        model: a prepared and calibrated model; it is changed in place.
+        batches: as for ``calibrate``, to be read several times; a few hundred images.
+        steps: what to do, in this order: ``"weight_ranges"``, ``"gptq"``, ``"norms"``, ``"bias"``; by default what the
+            recipe says under ``correct``, or else GPTQ, norms and bias.
+        progress: show progress bars; by default only on a terminal.
+
+    Returns:
+        What each step did.
+    """
+    steps = (ledger_of(model).recipe.correct or USUAL) if steps is None else tuple(steps)
+    for step in steps:
+        if step not in STEPS:
+            raise UnknownNameError(f"unknown corrector {step!r}{suggest(str(step), STEPS)}")
+    data = batches if len(steps) < 2 or isinstance(batches, Sequence) else list(batches)
+    return [STEPS[step](model, data, progress=progress) for step in steps]
