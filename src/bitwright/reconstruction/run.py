@@ -50,7 +50,7 @@ def reconstruct(
     scale_lr: float = 1e-3,
     warmup: float = 0.2,
     beta: tuple[float, float] = (20.0, 2.0),
-    rounding_weight: float = 1.0,
+    rounding_weight: float = 3.0,
     keep: float = 0.5,
     merge: int = 1,
     memory_limit: float = 4e9,
