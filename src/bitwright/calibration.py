@@ -27,6 +27,7 @@ from bitwright.quantizer import TensorQuantizer, quantizers
 _log = logging.getLogger(__name__)
 
 
+@torch.inference_mode(False)  # what it makes outlives it, and may be trained
 def calibrate(
     model: nn.Module,
     batches: Iterable[Any],
@@ -83,7 +84,22 @@ def calibrate(
         _leave_float(model, unseen)
         for site in weight_sites(model):
             make_room_for_bias(site.layer)
+    _say_what_is_untrained(model, found)
     return model
+
+
+def _say_what_is_untrained(model: nn.Module, found: list[TensorQuantizer]) -> None:
+    """Log, and note in the ledger, which tensors were asked to be rounded as only reconstruction can teach."""
+    notes = ledger_of(model).notes
+    for name in dict.fromkeys(q.method_name for q in found if q.method.reconstruction):
+        asked = [q for q in found if q.method_name == name and q.method.reconstruction]
+        first = asked[0].label or "tensor"
+        note = (
+            f"{name} was asked for {len(asked)} tensors (the first is {first}), but calibration alone rounds them to "
+            f"nearest: bw.reconstruct(model, batches, method={asked[0].method.reconstruction!r}) learns the rounding"
+        )
+        _log.warning(note)
+        notes += [note] if note not in notes else []
 
 
 @contextmanager
@@ -206,11 +222,13 @@ def _check_finite(seeing: list[TensorQuantizer], batch: int) -> None:
 
 def make_room_for_bias(layer: nn.Module) -> None:
     """Raise weight scales so small that the int32 bias would overflow (channels of zeros with a bias)."""
-    scale = layer.bias_scale() if isinstance(layer, QuantLayer) else None
-    bias = layer.folded_weight()[1] if isinstance(layer, QuantLayer) and scale is not None else None
-    if not isinstance(layer, QuantLayer) or bias is None or scale is None:
+    if not isinstance(layer, QuantLayer):
         return
-    quantizer = layer.weight_quantizer
+    scales = [s for call in range(len(layer.calls)) if (s := layer.bias_scale(call)) is not None]
+    bias = layer.folded_weight()[1] if scales else None
+    if bias is None:
+        return
+    quantizer, scale = layer.weight_quantizer, torch.stack(scales).amin(0)
     factor = (bias.detach().abs().double() / scale.double() / (INT32_MAX // 2)).clamp(min=1.0)
     if bool((factor > 1).any()):
         reach = factor.reshape(-1, quantizer.scale.numel()).amax(0).reshape(quantizer.scale.shape)

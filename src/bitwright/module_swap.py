@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
+import torch
 from torch import nn
 
 from bitwright.backends import Backend, find_backend
@@ -27,6 +28,7 @@ from bitwright.recipe import Recipe
 _DEFAULT_BACKEND = "onnxruntime"
 
 
+@torch.inference_mode(False)  # the quantizers outlive it, and may be trained
 def swap_modules(
     model: nn.Module,
     *,

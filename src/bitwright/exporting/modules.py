@@ -1,12 +1,13 @@
 """The modules of a deployed model that compute: layers and functions on stored integers, and calls as modules."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
 from bitwright.exporting.parts import DeployedQuantizer, IntegerTensor, KeepFloat, Site, as_integers
-from bitwright.nn.bias import round_bias
+from bitwright.nn.bias import round_bias, rounded_bias
 from bitwright.nn.functional import QuantFunction
 from bitwright.numerics.pooling import global_average_pool
 from bitwright.quantizer import TensorQuantizer
@@ -64,21 +65,19 @@ class FloatLayer(_InPlaceOf):
 
 
 class StoredConstants(nn.Module):
-    """Gives an integer weight and a bias, in int32 where it has a scale."""
+    """Gives an integer weight and a bias, in int32 where it has a scale, which each call may have another of."""
 
-    def __init__(self, weight: IntegerTensor, bias: Tensor | None, scale: Tensor | None) -> None:
+    def __init__(self, weight: IntegerTensor, bias: Tensor | None, scales: Sequence[Tensor | None]) -> None:
         super().__init__()
-        self.weight = weight
-        self.bias: Any = None
-        if bias is not None and scale is not None:
-            integers = round_bias(bias.double(), scale.double()).to(torch.int32)
-            points = torch.zeros_like(scale, dtype=torch.int32)
-            self.bias = IntegerTensor(integers, scale, points, 0 if scale.ndim else None, dtype=bias.dtype)
-        self.register_buffer("float_bias", bias if self.bias is None else None)
+        self.weight, self.has_bias = weight, bias is not None
+        self.register_buffer("float_bias", bias if None in scales else None)
+        self.biases = nn.ModuleList(
+            nn.Identity() if bias is None or scale is None else _bias_as_integers(bias, scale) for scale in scales
+        )
 
-    def forward(self) -> tuple[Tensor, Tensor | None]:
+    def forward(self, call: int = 0) -> tuple[Tensor, Tensor | None]:
         """Weight and bias, dequantized."""
-        return self.weight(), self.float_bias if self.bias is None else self.bias()
+        return self.weight(), self.biases[call](self.float_bias)
 
 
 class DeployedLayer(_InPlaceOf):
@@ -94,21 +93,20 @@ class DeployedLayer(_InPlaceOf):
         super().__init__()
         self._layer = (layer,)
         weight, bias = layer.folded_weight()
-        self.stored = StoredConstants(
-            as_integers(weight, layer.weight_quantizer, weight_site), bias, layer.bias_scale()
-        )
+        scales = [layer.bias_scale(call) for call in range(len(layer.calls))]
+        self.stored = StoredConstants(as_integers(weight, layer.weight_quantizer, weight_site), bias, scales)
         own = layer.input_quantizer
         self.own_quantizer = DeployedQuantizer(own, input_site) if isinstance(own, TensorQuantizer) else None
-        self.quantizer = DeployedQuantizer(own if isinstance(own, TensorQuantizer) else own.quantizer)
+        self.quantizers = nn.ModuleList(DeployedQuantizer(getattr(q, "quantizer", q)) for q in layer.calls)
 
-    def forward(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    def forward(self, input: Tensor, *args: Any, call: int = 0, **kwargs: Any) -> Tensor:
         """Compute with the dequantized constants."""
         (layer,) = self._layer
         x = input if self.own_quantizer is None else self.own_quantizer(input)
         arranged = layer.arrange(x)
         if arranged is not x:
-            arranged = self.quantizer(arranged)  # values are on the grid; runtimes look for a quantizer here
-        return layer.compute(arranged, *self.stored(), *args, **kwargs)
+            arranged = self.quantizers[call](arranged)  # values are on the grid; runtimes look for a quantizer here
+        return layer.compute(arranged, *self.stored(call), *args, **kwargs)
 
     def extra_repr(self) -> str:
         """Show the layer's settings."""
@@ -122,7 +120,7 @@ class DeployedFunction(nn.Module):
         super().__init__()
         self.function = function.function
         stored = as_integers(weight, function.weight_quantizer, site)
-        self.stored = StoredConstants(stored, bias, function.bias_scale())
+        self.stored = StoredConstants(stored, bias, [function.bias_scale()])
 
     def forward(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Compute with the dequantized constants."""
@@ -145,7 +143,7 @@ class ComputedWeightFunction(nn.Module):
     def forward(self, input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any) -> Tensor:
         """Compute with the weight quantized and the bias rounded."""
         if bias is not None and self.bias_scale is not None:
-            bias = round_bias(bias, self.bias_scale) * self.bias_scale
+            bias = rounded_bias(bias, self.bias_scale)
         return self.function(input, self.quantizer(weight), bias, *args, **kwargs)
 
     def extra_repr(self) -> str:
@@ -156,3 +154,9 @@ class ComputedWeightFunction(nn.Module):
 def qualified_name(function: Any) -> str:  # noqa: ANN401
     """The name of a function, or of a method given as text."""
     return f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', function)}"
+
+
+def _bias_as_integers(bias: Tensor, scale: Tensor) -> IntegerTensor:
+    integers = round_bias(bias.double(), scale.double()).to(torch.int32)
+    points = torch.zeros_like(scale, dtype=torch.int32)
+    return IntegerTensor(integers, scale, points, 0 if scale.ndim else None, dtype=bias.dtype)

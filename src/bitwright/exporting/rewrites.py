@@ -108,7 +108,7 @@ def _scaled_twice(node: fx.Node, modules: Modules) -> bool:
     if len(node.users) < 2:
         return False
     if isinstance(module, DeployedFunction):
-        return module.stored.weight.integers.ndim > 2 and module.stored.bias is module.stored.float_bias is None
+        return module.stored.weight.integers.ndim > 2 and not module.stored.has_bias
     if not isinstance(module, QuantLayer) or isinstance(module, QuantFunction):
         return False
     weight, bias = module.folded_weight()

@@ -74,6 +74,10 @@ class AdaRoundFakeQuantize(Method):
         self.hard = False
         self.register_parameter("rounding", None)
 
+    @property
+    def reconstruction(self) -> str:  # pyrefly: ignore
+        return "adaround" if self.rounding is None else ""
+
     def init(self, weight: Tensor, scale: Tensor, zero_point: Tensor) -> None:
         """Make V, such that h(V) is the part of weight / scale that floor cuts off."""
         ratio = weight.detach().float() / broadcast(scale, weight, self.axis, self.group)

@@ -38,11 +38,14 @@ class Method(nn.Module):
         uniform: whether results lie on the grid ``(q - zero_point) * scale``, so that they can be stored as integers.
         floating: whether it can round to fp8, too.
         has_range: whether it has a range of its own and needs no calibrated one.
+        reconstruction: the method of ``bw.reconstruct`` that teaches it what it is chosen for; empty once it is taught,
+            or if calibration or ordinary training does.
     """
 
     uniform = True
     floating = False
     has_range = False
+    reconstruction = ""
 
     def __init__(self, spec: QuantSpec) -> None:
         super().__init__()

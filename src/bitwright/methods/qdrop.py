@@ -58,6 +58,8 @@ class QDropFakeQuantize(LearnableFakeQuantize):
         learn_zero_point: train the zero point of an affine spec, too; the paper does not.
     """
 
+    reconstruction = "qdrop"
+
     def __init__(
         self, spec: QuantSpec, prob: float = 0.5, use_grad_scaling: bool = False, learn_zero_point: bool = False
     ) -> None:

@@ -1,14 +1,17 @@
 """QuantLayer: a layer that quantizes its input and weight, computes folds with them, and has an int32 bias."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
 
 from bitwright.methods.learned_step import learned_step, recompute_quantized
-from bitwright.nn.bias import round_bias
+from bitwright.nn.bias import rounded_bias
 from bitwright.nn.channels import input_channels, output_channels, per_input, per_output
 from bitwright.nn.fold import BatchNorm, Fold, apply_all, combine
 from bitwright.nn.mixins import QuantMixin, TakesDescriptors
+from bitwright.nn.placed import InputQuantizer, PlacedQuantizer
+from bitwright.quantizer import TensorQuantizer
 
 NEVER_ZERO = 2.0**-60  # added to what is divided by; far below the last bit of any real multiplier
 
@@ -31,6 +34,7 @@ class QuantLayer(TakesDescriptors, QuantMixin):
     before: tuple[Fold, ...] = ()
     after: tuple[Fold, ...] = ()
     quantize_bias = False
+    _later: tuple[InputQuantizer, ...] = ()
     scale_per_output = True
     training: bool
 
@@ -74,9 +78,23 @@ class QuantLayer(TakesDescriptors, QuantMixin):
             weight = weight / (per_output(self, combine(self.after, output_channels(self), weight)[0]) + NEVER_ZERO)
         return weight
 
-    def bias_scale(self) -> Tensor | None:
+    def place_calls(self, quantizers: Sequence[TensorQuantizer]) -> None:
+        """Say which quantizers run on the edges before the first, second, … call of this layer in a graph.
+
+        The calls share the weight and its quantizer, and each has a bias in steps of its own input's scale. All calls
+        but the first pass their number as ``call``.
+        """
+        self.place_input_quantizer(quantizers[0])
+        self._later = tuple(PlacedQuantizer(q) for q in quantizers[1:])
+
+    @property
+    def calls(self) -> tuple[InputQuantizer, ...]:
+        """The input quantizer of each call."""
+        return (self.input_quantizer, *self._later)
+
+    def bias_scale(self, call: int = 0) -> Tensor | None:
         """The scale of the int32 bias, input scale times weight scale, or None where the bias stays float."""
-        source = self.input_quantizer
+        source = self.calls[call]
         if not self.quantize_bias or not source.quantizes or self.weight_quantizer.spec.bits > 8:
             return None
         if not (source.calibrated and self.weight_quantizer.calibrated):
@@ -103,23 +121,23 @@ class QuantLayer(TakesDescriptors, QuantMixin):
             weight = quantizer(original * factor) / factor
         return weight, bias
 
-    def deploy(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def deploy(self, weight: Tensor, bias: Tensor | None, call: int = 0) -> tuple[Tensor, Tensor | None]:
         """Weight and bias as the deployed file has them (dequantized).
 
         In training the bias stays float: its steps are those of the accumulator, far finer than the output's, and the
         gradient is the same.
         """
-        scale = None if bias is None or self.training else self.bias_scale()
+        scale = None if bias is None or self.training else self.bias_scale(call)
         if bias is not None and scale is not None:
-            bias = round_bias(bias, scale) * scale
+            bias = rounded_bias(bias, scale)
         return self.weight_quantizer(weight), bias
 
-    def forward(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    def forward(self, input: Tensor, *args: Any, call: int = 0, **kwargs: Any) -> Tensor:
         if not self.weight_quantizer.quantizes:
             return self._forward_float(input, *args, **kwargs)
-        x = self.arrange(self.input_quantizer(input))
+        x = self.arrange(self.calls[call](input))
         by_batch = any(fold.by_batch for fold in self.after)
-        constants = self.unfolded() if by_batch else self.deploy(*self.folded_weight())
+        constants = self.unfolded() if by_batch else self.deploy(*self.folded_weight(), call)
         with recompute_quantized():
             out = self.compute(x, *constants, *args, **kwargs)
         return apply_all(self.after, out) if by_batch else out

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from torch import fx
 
 from bitwright.graph.facts import copy_facts, facts, shape_of
-from bitwright.graph.names import add_internal, node_name
+from bitwright.graph.names import add_internal, module_of, node_name
 from bitwright.graph.walks import first_input
+from bitwright.nn.layer import QuantLayer
 from bitwright.preparation.decisions import Decision, Decisions, Verdict
 from bitwright.preparation.float_tensors import is_float
 from bitwright.preparation.operator_recipe import make_quantizer, needed_spec
@@ -139,11 +140,11 @@ class Demand:
             if root != roots[0]:
                 self.parent[root] = roots[0]
 
-    def share_inputs_of_repeated_layers(self) -> None:
-        """A layer called several times has one input quantizer, so that its bias has one scale."""
+    def share_inputs_of_repeated_modules(self, region: Region) -> None:
+        """Let a module called several times have one input quantizer, unless it tells its calls apart."""
         calls: dict[object, list[Key]] = defaultdict(list)
         for edge in self.edges:
-            if edge.user.op == "call_module" and edge.key is not None:
+            if edge.user.op == "call_module" and edge.key is not None and not tells_calls_apart(edge.user, region):
                 calls[edge.user.target].append(edge.key)
         for inputs in calls.values():
             self.share(inputs)
@@ -183,6 +184,12 @@ class Demand:
     def _is_integer(self, tensor: fx.Node) -> bool:
         decision = self.decisions.get(tensor)
         return decision is not None and decision.verdict is not Verdict.CARRIED and not decision.keeps_float_result
+
+
+def tells_calls_apart(node: fx.Node, region: Region) -> bool:
+    """Whether a node calls a layer that can have another input quantizer for each call."""
+    cls = type(module_of(node, region.model))
+    return issubclass(cls, QuantLayer) and cls.forward is QuantLayer.forward
 
 
 def _text(recipe: TensorRecipe) -> str:

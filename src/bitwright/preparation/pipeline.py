@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import fx, nn
 
 from bitwright.backends import Backend
@@ -33,6 +34,7 @@ from bitwright.preparation.verdicts import FOLDED, leaf, replaced_by
 from bitwright.recipe import Recipe
 
 
+@torch.inference_mode(False)  # the copy outlives it, and may be trained
 def prepare(
     model: nn.Module,
     example_inputs: Any,  # noqa: ANN401

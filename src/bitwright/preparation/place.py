@@ -1,20 +1,23 @@
 """Place quantizers on edges: one per tensor, shared where the backend needs it, none where values only move.
 
 A tensor is quantized where it comes into being, not where it is used: a max-pool or reshape between its
-producer and an integer operator carries the producer's scale on. All calls of one layer share the quantizer
-of its input.
+producer and an integer operator carries the producer's scale on. Each call of a layer has an input quantizer of its
+own; the weight and its quantizer are shared.
 """
 
+from collections import defaultdict
 from dataclasses import replace
 
-from torch import fx
+from torch import fx, nn
 
 from bitwright.backends import Backend
 from bitwright.graph.names import module_of
+from bitwright.nn.layer import QuantLayer
 from bitwright.nn.mixins import QuantInputMixin
 from bitwright.preparation.decisions import Decision, Decisions, Verdict
-from bitwright.preparation.demand import Demand, Edge, Key
+from bitwright.preparation.demand import Demand, Edge, Key, tells_calls_apart
 from bitwright.preparation.float_tensors import operands
+from bitwright.preparation.operator_recipe import no_quantizer
 from bitwright.preparation.region import Region
 from bitwright.quantizer import TensorQuantizer
 
@@ -33,11 +36,12 @@ def place(region: Region, backend: Backend) -> None:
     for node in edges:
         if decisions[node].custom is None and decisions[node].kind in backend.operators.share_inputs:
             demand.share([*_keys(edges[node]), *results[node]])
-    demand.share_inputs_of_repeated_layers()
+    demand.share_inputs_of_repeated_modules(region)
     names = demand.insert(region)
     for node, decision in decisions.within(region.model.graph):
         sources = _keys(edges.get(node, [])) or _found(node, decision, demand)
         _record(region, node, decision, sources, demand, names)
+    _number_calls(region, backend)
 
 
 def _keys(edges: list[Edge]) -> list[Key]:
@@ -56,6 +60,21 @@ def _record(
     region.decisions.record(node, replace(decision, inputs=inputs, weight=weight, outputs=outputs))
     if isinstance(module, QuantInputMixin) and inputs:
         module.place_input_quantizer(region.model.get_submodule(inputs[0]))  # pyrefly: ignore
+
+
+def _number_calls(region: Region, backend: Backend) -> None:
+    """Tell each layer that is called several times which quantizer runs before which call."""
+    calls: dict[nn.Module, list[fx.Node]] = defaultdict(list)
+    for node in region.model.graph.nodes:
+        if tells_calls_apart(node, region):
+            calls[region.model.get_submodule(str(node.target))].append(node)
+    for layer, nodes in calls.items():
+        inputs = [decision.inputs if (decision := region.decisions.get(n)) is not None else () for n in nodes]
+        if len(nodes) > 1 and isinstance(layer, QuantLayer):
+            none = no_quantizer(backend.activations.spec)
+            layer.place_calls([region.model.get_submodule(names[0]) if names else none for names in inputs])  # pyrefly: ignore
+            for number, node in enumerate(nodes[1:], 1):
+                node.kwargs = {**node.kwargs, "call": number}
 
 
 def _read(node: fx.Node, decision: Decision, demand: Demand, backend: Backend) -> list[fx.Node]:

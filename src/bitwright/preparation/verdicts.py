@@ -14,6 +14,8 @@ from bitwright.preparation.float_tensors import is_float, operands
 from bitwright.preparation.region import Job
 from bitwright.quantizer import TensorQuantizer
 
+_PRECISIONS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)  # scales are float32 in all of them
+
 # After the first judgement: what swapping and fusing make of an operator.
 NO_QMODULE = Judgement(Verdict.FLOAT, "no quantized module is registered for it")
 NOT_SWAPPED = Judgement(Verdict.PARTLY, "its weight stays float: it is not swapped")
@@ -129,8 +131,8 @@ def _obstacle(node: fx.Node, inputs: list[fx.Node]) -> str:
     """Why no operator could quantize these inputs, or nothing."""
     if not inputs:
         return "no float tensor goes in"
-    if any(dtype_of(n) != torch.float32 for n in inputs):
-        return "its input is not float32"
+    if any(dtype_of(n) not in _PRECISIONS for n in inputs):
+        return f"its input is {next(dtype_of(n) for n in inputs if dtype_of(n) not in _PRECISIONS)}"
     if any(facts(n).written for n in (node, *inputs)):
         return "it shares memory with a tensor that is written to in place"
     return ""
