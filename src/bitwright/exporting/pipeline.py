@@ -4,14 +4,17 @@ import os
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from bitwright.distributed import from_first_rank
+from bitwright.errors import ExportError
 from bitwright.exporting.deploy import deploy, float_twin
 from bitwright.exporting.formats import FORMATS, ExportOptions
 from bitwright.exporting.record import ExportedFile, ExportRecord
 from bitwright.files import check_output
 from bitwright.graph import Inputs
+from bitwright.nn.weight_sites import weight_sites
 from bitwright.preparation import ledger_of
 
 
@@ -51,3 +54,16 @@ def export(
         return writer.write(deployment, inputs, target, options).to_json().encode()
 
     return ExportedFile(Path(path), ExportRecord.from_json(from_first_rank(write).decode()))
+    _check_precision(model)
+    deployment = deploy(model) if quantized else float_twin(model)
+    return ExportedFile(target, writer.write(deployment, inputs, target, options))
+
+
+def _check_precision(model: nn.Module) -> None:
+    """Refuse layers in another precision than a file's: the simulation would not be what the file computes."""
+    for site in weight_sites(model):
+        if (precision := site.weight().dtype) != torch.float32:
+            raise ExportError(
+                f"{site.name} computes in {precision}, and files in float32: call model.float(), see whether its "
+                "accuracy is what you want, and export it with example_inputs in float32"
+            )

@@ -35,6 +35,7 @@ class OnnxFormat(ExportFormat):
         model = export_program(twin, inputs, opset, dynamic_batch=options.dynamic_batch)
         with quiet_exporter():
             witnesses = optimize(model, [part for _, part in parts_of(twin)])
+        _transpose_for_each_reader(model)
         name = twin.__class__.__name__
         operators = name_after_model(model, name, origins, deployment.results())
         if options.unsigned_activations or opset >= RICH:  # see lowest_opset
@@ -63,6 +64,21 @@ def _arguments(graph: Any, names: list[str]) -> tuple[str, ...]:  # noqa: ANN401
     """The arguments that a graph's inputs are; one that is also an output is called otherwise in the graph."""
     given = [value.name for value in graph.inputs]
     return tuple(names if len(names) == len(given) else given)
+
+
+def _transpose_for_each_reader(model: Any) -> None:  # noqa: ANN401
+    """Let each product have its own transposed weight: onnxruntime computes in float where several read one."""
+    import onnx_ir as ir
+
+    for node in [n for n in model.graph if n.op_type == "Transpose"]:
+        source = node.inputs[0].producer() if node.inputs[0] is not None else None
+        if source is None or source.op_type != "DequantizeLinear":
+            continue
+        for user, position in list(node.outputs[0].uses())[1:]:
+            own = ir.node("Transpose", [node.inputs[0]], node.attributes, metadata_props=dict(user.metadata_props))
+            own.outputs[0].shape, own.outputs[0].type = node.outputs[0].shape, node.outputs[0].type
+            model.graph.insert_before(user, own)
+            user.replace_input_with(position, own.outputs[0])
 
 
 def write_unsigned(model: Any) -> None:  # noqa: ANN401
