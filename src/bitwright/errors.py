@@ -18,9 +18,21 @@ import importlib
 from collections.abc import Iterable
 from types import ModuleType
 
+_LONGEST = 1_900  # characters of a message
+
 
 class BitwrightError(Exception):
-    """Base of all errors raised on purpose by Bitwright."""
+    """Base of all errors raised on purpose by Bitwright; a message that nobody would read is cut."""
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(shortened(a, _LONGEST) if isinstance(a, str) else a for a in args))
+
+
+def shortened(text: str, longest: int) -> str:
+    """The text, or its beginning and end."""
+    if len(text) <= longest:
+        return text
+    return f"{text[: longest * 2 // 3]} … {text[-longest // 4 :]}"
 
 
 class ConfigError(BitwrightError, ValueError):
@@ -75,7 +87,7 @@ def nearest(name: str, known: Iterable[str], limit: int = 3) -> list[str]:
     """The known names most like ``name``, which may be mistyped or only a part of one."""
     names = sorted(set(known))
     folded = {n.lower(): n for n in names}
-    wish = name.lower()
+    wish = name.lower()[:200]
     near = [folded[n] for n in difflib.get_close_matches(wish, folded, n=limit, cutoff=0.55)]
     near += [n for n in names if wish and wish in n.lower()]
     return list(dict.fromkeys(near))[:limit]

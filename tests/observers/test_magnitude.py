@@ -91,7 +91,7 @@ def test_options_are_checked():
         MagnitudeObserver(INT8, choice="entropi")
     with pytest.raises(ConfigError, match="stride and start_bin must be at least 1, not 0 and 128"):
         MagnitudeObserver(INT8, stride=0)
-    with pytest.raises(ConfigError, match="a histogram needs at least 1 bin, not 0"):
+    with pytest.raises(ConfigError, match=r"a histogram needs at least 1 bin and at most 2..17, not 0"):
         MagnitudeObserver(INT8, num_bins=0)
     with pytest.raises(ConfigError, match="Must be in range 0 <= percentile <= 100, not 101"):
         MagnitudeObserver(INT8, percentile=101)

@@ -91,15 +91,16 @@ def test_the_probe_is_exact_when_off_and_close_when_on():
         assert float(noise) < 0.01
 
 
-def test_a_layer_used_twice_shares_the_quantizer_of_its_input():
+def test_a_layer_used_twice_has_a_quantizer_for_each_input():
     model = bw.prepare(Twice(), image(), "onnxruntime")
     names = [(tensor, quantizer) for tensor, quantizer, _ in placed(model)]
     assert ("x", "x") in names
-    assert ("tanh", "x") in names
-    assert model.conv.input_quantizer.quantizer is model.get_submodule("bitwright.quantizers.x")
+    assert ("tanh", "tanh") in names
+    wanted = [model.get_submodule(f"bitwright.quantizers.{name}") for name in ("x", "tanh")]
+    assert [call.quantizer for call in model.conv.calls] == wanted
     bw.calibrate(model, [image(), 9 * image()])
-    _, highest = model.conv.input_quantizer.range()
-    assert float(highest) > 5
+    assert float(wanted[0].range()[1]) > 5
+    assert float(wanted[1].range()[1]) <= 1.01
 
 
 def test_a_float_operator_keeps_its_float_result_for_others():

@@ -112,4 +112,4 @@ def test_every_call_runs_in_integers(tmp_path, layer, shape):
     assert proof.ok
     for run in proof.runtimes.values():
         kind = "linear" if isinstance(layer, nn.Linear) else "conv2d"
-        assert not [o for o in run.floats if o.operator == kind]
+        assert not [o for o in run.floats if o.kind == kind]

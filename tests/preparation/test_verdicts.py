@@ -84,12 +84,6 @@ def test_a_skipped_activation_is_not_fused():
     assert ("block_0", "block_0", ["block_1"]) in placed(model)
 
 
-def test_other_dtypes_stay_float():
-    model = bw.prepare(Small().double(), image().double())
-    assert verdicts(model)["fc"] is Verdict.FLOAT
-    assert {e.reason for e in bw.ledger_of(model).entries if e.name == "fc"} == {"its input is not float32"}
-
-
 def test_sizes_are_not_operators():
     class Sized(nn.Module):
         def __init__(self):

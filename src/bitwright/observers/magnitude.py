@@ -45,8 +45,8 @@ class MagnitudeObserver(HistogramBase):
         percentile: float = 99.99,
         skip_zeros: bool = False,
     ) -> None:
-        if num_bins < 1:
-            raise ConfigError(f"a histogram needs at least 1 bin, not {num_bins}")
+        if not 1 <= num_bins <= 2**17:
+            raise ConfigError(f"a histogram needs at least 1 bin and at most 2**17, not {num_bins}")
         # At least half of the histogram's span is used, on both sides of zero.
         super().__init__(spec, max(16, 4 << (num_bins - 1).bit_length()))
         if skip_zeros and not isinstance(spec.granularity, PerTensor):

@@ -4,10 +4,13 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
 from bitwright.errors import ConfigError, suggest
 from bitwright.methods import METHODS, Method
 from bitwright.observers import OBSERVERS, Observer
 from bitwright.spec import QuantSpec
+from bitwright.validation import shown
 
 
 def build_observer(spec: QuantSpec, name: str, options: Mapping[str, Any] | None = None) -> Observer:
@@ -28,4 +31,19 @@ def _build(cls: type[Any], kind: str, name: str, spec: QuantSpec, options: Mappi
     for key in options or ():
         if key not in known:
             raise ConfigError(f"the {kind} {name!r} has no option {key!r}{suggest(key, known)}")
+    if kind == "observer" and options:  # methods check theirs
+        _check_types(cls, name, options)
     return cls(spec, **(options or {}))
+
+
+def _check_types(cls: type[Any], name: str, options: Mapping[str, Any]) -> None:
+    """Refuse options of another type than the constructor's annotations say, and numbers that are not finite."""
+    parameters = inspect.signature(cls).parameters
+    for key, value in options.items():
+        annotation = parameters[key].annotation
+        if annotation is inspect.Parameter.empty:
+            continue
+        try:
+            TypeAdapter(annotation, config=ConfigDict(strict=True, allow_inf_nan=False)).validate_python(value)
+        except ValidationError as error:
+            raise ConfigError(f"the option {key} of {name}: {error.errors()[0]['msg']}, not {shown(value)}") from error

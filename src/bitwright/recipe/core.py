@@ -5,7 +5,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from pydantic import AliasChoices, Field, ValidationError, field_validator, model_validator
 
 from bitwright.errors import ConfigError, UnknownNameError, suggest
@@ -13,7 +12,7 @@ from bitwright.files import atomic_write
 from bitwright.recipe.presets import PRESETS, expand, find_preset
 from bitwright.recipe.rule import Rule, RuleTarget
 from bitwright.recipe.tensor import TensorRecipe
-from bitwright.validation import Strict, mistakes, read_data, read_text, write_yaml
+from bitwright.validation import Strict, mistakes, read_data, read_text, within_limits, write_yaml
 
 Corrector = Literal["weight_ranges", "gptq", "norms", "bias"]
 SCHEMA_ID = "https://json-schema.org/draft/2020-12/schema"
@@ -132,16 +131,26 @@ def _read(source: Any) -> tuple[str, Any]:  # noqa: ANN401
     if isinstance(source, str) and "\n" in source:
         try:
             return "the recipe", read_text(source)
-        except (ValueError, yaml.YAMLError) as error:
+        except ValueError as error:
             raise ConfigError(f"the recipe cannot be read: {error}") from error
-    if isinstance(source, str | Path) and not Path(source).suffix and not Path(source).exists():
+    if isinstance(source, str | Path) and not Path(source).suffix and not _exists(Path(source)):
         if find_preset(str(source)) is None:
             raise UnknownNameError(f"unknown preset {str(source)!r}, and no such file{suggest(str(source), PRESETS)}")
         return "the recipe", {"preset": str(source)}
     if isinstance(source, str | Path):
         where = f"the recipe {str(source)!r}"
         return where, read_data(Path(source), where)
-    return "the recipe", source
+    try:
+        return "the recipe", within_limits(source)
+    except ValueError as error:
+        raise ConfigError(f"the recipe cannot be read: {error}") from error
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # no file can be called so
+        return False
 
 
 def _fields_at(path: tuple[Any, ...]) -> list[str]:

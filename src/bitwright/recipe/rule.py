@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from bitwright.recipe.expressions import check_expression
 from bitwright.recipe.tensor import TensorRecipe
 from bitwright.validation import Strict
 
@@ -73,10 +74,7 @@ class Rule(Strict):
         if not match.removeprefix("op:").removeprefix("type:").removeprefix("node:").removeprefix("re:"):
             raise ValueError(f"must name a layer, a glob, 're:…', 'op:…', 'type:…' or 'node:…', not {match!r}")
         if match.startswith("re:"):
-            try:
-                re.compile(match[3:])
-            except re.error as error:
-                raise ValueError(f"{match!r} is not a regular expression: {error}") from error
+            check_expression(match[3:])
         return match
 
     @model_validator(mode="after")

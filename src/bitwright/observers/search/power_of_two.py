@@ -15,8 +15,8 @@ from bitwright.spec import QuantSpec
 
 def check_candidates(candidates: int) -> int:
     """Return the number of exponents to try if it is one."""
-    if candidates < 1:
-        raise ConfigError(f"candidates, the number of exponents to try, must be at least 1, not {candidates}")
+    if not 1 <= candidates <= 64:
+        raise ConfigError(f"candidates, the number of exponents to try, must be from 1 to 64, not {candidates}")
     return candidates
 
 

@@ -27,8 +27,8 @@ class StreamingHistogram:
     """
 
     def __init__(self, bins: int = BINS) -> None:
-        if isinstance(bins, bool) or not isinstance(bins, int) or bins < 16 or bins & (bins - 1):
-            raise ConfigError(f"bins must be a power of two, at least 16, not {bins!r}")
+        if isinstance(bins, bool) or not isinstance(bins, int) or not 16 <= bins <= 2**20 or bins & (bins - 1):
+            raise ConfigError(f"bins must be a power of two from 16 to 2**20, not {bins!r}")
         self.bins = bins
         self.lo: Tensor | None = None  # (channels,)
         self.hi: Tensor | None = None
