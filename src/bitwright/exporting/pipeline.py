@@ -46,6 +46,7 @@ def export(
     ledger = ledger_of(model)
     writer = FORMATS.get(format or next(iter(ledger.backend.formats), "onnx"))()
     inputs = Inputs.of(example_inputs) if example_inputs is not None else ledger.example
+    _check_precision(model)
     options = ExportOptions(dynamic_batch, ledger.backend.activations.write_unsigned)
 
     def write() -> bytes:
@@ -54,9 +55,6 @@ def export(
         return writer.write(deployment, inputs, target, options).to_json().encode()
 
     return ExportedFile(Path(path), ExportRecord.from_json(from_first_rank(write).decode()))
-    _check_precision(model)
-    deployment = deploy(model) if quantized else float_twin(model)
-    return ExportedFile(target, writer.write(deployment, inputs, target, options))
 
 
 def _check_precision(model: nn.Module) -> None:
