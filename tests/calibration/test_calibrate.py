@@ -357,25 +357,17 @@ def test_the_bias_is_rounded_to_its_integers(model):
 
 
 def test_a_shared_moving_average_counts_a_batch_once():
-    class Twice(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.fc = nn.Linear(4, 4)
-
+    class Joined(nn.Module):
         def forward(self, x):
-            return self.fc(20 * torch.tanh(self.fc(x)))
+            return torch.cat([x, 20 * torch.tanh(x)], 1)
 
-    model = Twice()
-    with torch.no_grad():
-        model.fc.weight.copy_(torch.eye(4))
-        model.fc.bias.zero_()
-    batches = [torch.full((1, 4), 1.0), torch.full((1, 4), 0.5)]
-    recipe = {"activation": {"observer": "EMAMinMaxObserver"}, "rules": [{"match": "op:mul", "skip": True}]}
-    prepared = bw.prepare(model, batches[0], recipe=recipe)
+    batches = [torch.full((1, 4, 2, 2), 1.0), torch.full((1, 4, 2, 2), 0.5)]
+    recipe = {"activation": {"observer": "EMAMinMaxObserver"}}
+    prepared = bw.prepare(Joined(), batches[0], "openvino", recipe=recipe)
     bw.calibrate(prepared, batches)
-    # Of the two inputs of the layer, x and 20·tanh(x), the second is the larger in both batches.
+    # Of the two tensors with one scale, x and 20·tanh(x), the second is the larger in both batches.
     highest = [20 * float(torch.tanh(b).max()) for b in batches]
-    quantizer = prepared.fc.input_quantizer
+    (quantizer,) = quantizers(prepared).values()
     assert float(quantizer.range()[1]) == pytest.approx(0.9 * highest[0] + 0.1 * highest[1], rel=1e-5)
 
 

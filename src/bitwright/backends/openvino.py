@@ -5,7 +5,8 @@ from torch import fx, nn
 from bitwright.backends.files import register_backend
 from bitwright.backends.onnxruntime import ONNXRUNTIME
 from bitwright.backends.words import AVERAGE_POOLS, CONVOLUTIONS
-from bitwright.graph.facts import shape_of
+from bitwright.graph.facts import facts, shape_of
+from bitwright.graph.walks import needed_for
 from bitwright.nn.operators.base import argument
 from bitwright.nn.operators.moves import PADS_WITH_OWN_VALUES
 
@@ -20,13 +21,14 @@ def _joins_other_than_channels(node: fx.Node) -> str | None:
 
 
 def _adds_a_constant(node: fx.Node) -> str | None:
-    """OpenVINO refuses files in which a quantized constant, such as a position embedding, is added."""
-    for source in node.all_input_nodes:
-        while len(source.all_input_nodes) == 1:
-            source = source.all_input_nodes[0]
-        if source.op == "get_attr":
-            return "OpenVINO adds constants in float"
-    return None
+    """OpenVINO refuses files in which a quantized constant is added, such as an embedding of positions."""
+    return "OpenVINO adds constants in float" if any(map(_is_constant, node.all_input_nodes)) else None
+
+
+def _is_constant(node: fx.Node) -> bool:
+    """Whether a tensor is computed from no input's data: from parameters, buffers and sizes alone."""
+    computed = needed_for([node], lambda n: not facts(n).plain)
+    return not any(n.op == "placeholder" for n in computed)
 
 
 def _module(node: fx.Node) -> nn.Module | None:

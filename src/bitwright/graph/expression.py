@@ -15,12 +15,12 @@ _FUNCTIONS = {
     *(operator.add, operator.sub, operator.mul, operator.truediv, operator.neg, operator.pow, operator.getitem),
     *(torch.add, torch.sub, torch.mul, torch.div, torch.neg, torch.pow, torch.sqrt, torch.rsqrt, torch.exp),
     *(torch.reshape, torch.unsqueeze, torch.squeeze, torch.flatten, torch.sigmoid, torch.tanh, torch.abs),
-    *(torch.narrow, torch.select, torch.permute, torch.transpose, torch.reciprocal, torch.clamp),
+    *(torch.narrow, torch.select, torch.permute, torch.transpose, torch.t, torch.reciprocal, torch.clamp),
 }
 _METHODS = {
     *("add", "sub", "mul", "div", "neg", "pow", "sqrt", "rsqrt", "exp", "reshape", "view", "unsqueeze", "squeeze"),
     *("flatten", "sigmoid", "tanh", "abs", "narrow", "select", "permute", "transpose", "reciprocal", "clamp"),
-    *("contiguous", "float"),
+    *("contiguous", "float", "t"),
 }
 
 

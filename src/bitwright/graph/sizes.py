@@ -12,6 +12,7 @@ from bitwright.graph.expression import is_constant
 from bitwright.graph.facts import facts, shape_of
 from bitwright.graph.walks import first_input
 from bitwright.nn.operators import Operator, operator_of
+from bitwright.nn.operators.base import argument
 
 Known = tuple[int | None, ...]  # a size for each dimension; None where it may change with the input
 _ARITHMETIC = {
@@ -51,6 +52,8 @@ class Sizes:
         kind, source = operator_of(node, self._modules), first_input(node)
         if node.op == "get_attr":
             return shape
+        if kind is not None and kind.name == "cat":
+            return self._concatenated(node, len(shape))
         if kind is None or source is None:
             return None
         if kind.same_shape or kind.activation:
@@ -85,6 +88,17 @@ class Sizes:
     def _permuted(self, node: fx.Node, before: Known) -> Known | None:
         order = permutation(node)
         return tuple(before[d] for d in order) if before and order is not None else None
+
+    def _concatenated(self, node: fx.Node, rank: int) -> Known | None:
+        parts: Any = argument(node, None, 0, "tensors")
+        axis = node.kwargs.get("axis", argument(node, None, 1, "dim", 0))
+        known = [self.of(part) for part in parts] if isinstance(parts, tuple | list) else []
+        if not isinstance(axis, int) or {len(k) for k in known} != {rank}:
+            return None
+        sizes = [_joined([k[d] for k in known]) for d in range(rank)]
+        along = [k[axis] for k in known]
+        sizes[axis] = None if None in along else sum(size for size in along if size is not None)
+        return tuple(sizes)
 
     def _item(self, node: fx.Node, before: Known) -> Known | None:
         return before[1:] if isinstance(node.args[1], int) else None
