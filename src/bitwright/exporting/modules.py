@@ -71,13 +71,13 @@ class StoredConstants(nn.Module):
         super().__init__()
         self.weight, self.has_bias = weight, bias is not None
         self.register_buffer("float_bias", bias if None in scales else None)
-        self.biases = nn.ModuleList(
-            nn.Identity() if bias is None or scale is None else _bias_as_integers(bias, scale) for scale in scales
-        )
+        self.names = ["bias", *(f"bias_{call}" for call in range(1, len(scales)))]
+        for name, scale in zip(self.names, scales, strict=True):
+            self.add_module(name, nn.Identity() if bias is None or scale is None else _bias_as_integers(bias, scale))
 
     def forward(self, call: int = 0) -> tuple[Tensor, Tensor | None]:
         """Weight and bias, dequantized."""
-        return self.weight(), self.biases[call](self.float_bias)
+        return self.weight(), getattr(self, self.names[call])(self.float_bias)
 
 
 class DeployedLayer(_InPlaceOf):
