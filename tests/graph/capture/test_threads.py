@@ -1,8 +1,12 @@
 """Capture in threads: several at once, and others that run models meanwhile and notice nothing."""
 
+import contextlib
+import os
+import signal
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -89,7 +93,7 @@ def traced_elsewhere():
     assert nn.Module.__call__ is ORIGINAL_CALL
 
 
-ORIGINAL_CALL = nn.Module.__call__
+ORIGINAL_CALL, BUILTIN = nn.Module.__call__, isinstance
 
 
 def test_other_threads_run_models_as_ever(traced_elsewhere):
@@ -112,6 +116,27 @@ def test_other_threads_run_models_as_ever(traced_elsewhere):
 
 def test_other_threads_keep_the_fast_path_of_attention(traced_elsewhere):
     assert torch.backends.mha.get_fastpath_enabled()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_process_captures_while_another_thread_was_in_a_trace(traced_elsewhere):
+    """The other thread, which holds locks and has patched names, does not go on in the new process."""
+    model, x = Net(sized).eval(), image()
+    child = os.fork()
+    if child == 0:  # nothing here may raise: pytest would go on in both processes
+        works = False
+        with contextlib.suppress(BaseException):
+            unpatched = nn.Module.__call__ is ORIGINAL_CALL and isinstance is BUILTIN
+            works = unpatched and torch.equal(bw.prepare(model, x)(x), model(x))
+        os._exit(0 if works else 1)
+    deadline = time.monotonic() + 60
+    while (done := os.waitpid(child, os.WNOHANG)) == (0, 0) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    if done == (0, 0):
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    assert done == (child, 0)
 
 
 def sized(self, x):

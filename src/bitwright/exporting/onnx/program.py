@@ -40,7 +40,7 @@ def _export(twin: nn.Module, inputs: Inputs, opset: int, shapes: Any) -> Any:  #
     with quiet_exporter(), torch.no_grad():
         program: Any = torch.onnx.export(
             twin,
-            inputs.args,
+            inputs.args if inputs.kwargs else (*inputs.args, {}),  # torch takes a dict at the end for kwargs
             kwargs=inputs.kwargs,
             dynamic_shapes=shapes,
             dynamo=True,

@@ -39,39 +39,39 @@ def check_input(value: Any, captured: Any, name: str) -> None:
 
 
 @has_side_effect
-def check_value(value: Any, captured: Any, reader: str, where: str) -> None:
+def check_value(value: Any, captured: Any, reader: str, where: str, module: str = "") -> None:
     """Refuse inputs of sizes for which the user's Python would have done something else than was recorded."""
     if value != captured:
-        raise CaptureError(_other(value, captured, reader, where))
+        raise CaptureError(_other(value, captured, reader, where, module))
 
 
 @has_side_effect
-def check_truth(value: Any, captured: bool, reader: str, where: str) -> None:
+def check_truth(value: Any, captured: bool, reader: str, where: str, module: str = "") -> None:
     """Refuse a number or a list that would not be as true, or as false, as it was when ``if`` asked."""
     truth = True if value else False  # noqa: SIM210  bool() of a symbolic size stays symbolic in torch.compile
     if truth is not captured:
-        raise CaptureError(_other(truth, captured, reader, where))
+        raise CaptureError(_other(truth, captured, reader, where, module))
 
 
 @has_side_effect
-def check_length(value: Any, captured: int, reader: str, where: str) -> None:
+def check_length(value: Any, captured: int, reader: str, where: str, module: str = "") -> None:
     """Refuse more or fewer items than the loop over them had when it was recorded."""
     if len(value) != captured:
-        raise CaptureError(_other(len(value), captured, reader, where))
+        raise CaptureError(_other(len(value), captured, reader, where, module))
 
 
 @has_side_effect
-def check_keys(value: Any, captured: list[Any], reader: str, where: str) -> None:
+def check_keys(value: Any, captured: list[Any], reader: str, where: str, module: str = "") -> None:
     """Refuse a dict with other keys, or keys in another order, than the one that was looped over."""
     if list(value) != captured:
-        raise CaptureError(_other(list(value), captured, reader, where))
+        raise CaptureError(_other(list(value), captured, reader, where, module))
 
 
 @has_side_effect
-def check_text(value: Any, captured: Any, reader: str, where: str) -> None:
+def check_text(value: Any, captured: Any, reader: str, where: str, module: str = "") -> None:
     """Warn if a size that was made part of a text has changed: most such texts are only for people."""
     if value != captured:
-        _log.warning("%s", _other(value, captured, reader, where))
+        _log.warning("%s", _other(value, captured, reader, where, module))
 
 
 _CHECKS = (check_input, check_value, check_truth, check_length, check_keys, check_text)
@@ -82,8 +82,9 @@ def is_guard(node: fx.Node) -> bool:
     return node.op == "call_function" and node.target in _CHECKS
 
 
-def _other(value: Any, captured: Any, reader: str, where: str) -> str:
+def _other(value: Any, captured: Any, reader: str, where: str, module: str) -> str:
+    alone = f", or let that module run as written: leaves=['island:{module}']" if module else ""
     return (
         f"these inputs take another way through the model than the example inputs: {reader} at {where} "
-        f"gives {value!r}, and gave {captured!r} when the model was captured; capture it with inputs like these"
+        f"gives {value!r}, and gave {captured!r} when the model was captured; capture it with inputs like these{alone}"
     )

@@ -9,6 +9,7 @@ from bitwright.errors import ConfigError, UnknownNameError, suggest
 
 Leaf = str | type[nn.Module]
 _TYPE = "type:"
+ISLAND = "island:"
 
 
 def find_leaves(model: nn.Module, wishes: Iterable[Leaf]) -> dict[str, str]:
@@ -16,6 +17,8 @@ def find_leaves(model: nn.Module, wishes: Iterable[Leaf]) -> dict[str, str]:
 
     A wish is a module's name, a glob over names, a class, or ``type:`` with the name of a class, plain or dotted:
     ``"backbone.neck"``, ``"layers.*.attention"``, ``MyBlock``, ``"type:MyBlock"``, ``"type:mypackage.nets.MyBlock"``.
+    With ``island:`` before it, as in ``"island:layers.*.attention"``, the module runs as written, and the layers inside
+    are quantized one by one; so it may decide by sizes that change from call to call.
     """
     if isinstance(wishes, str | type):
         wishes = [wishes]
@@ -47,6 +50,7 @@ def spell(wish: Leaf) -> str:
 def _is_meant(path: str, module: nn.Module, wish: Leaf) -> bool:
     if isinstance(wish, type):
         return isinstance(module, wish)
+    wish = wish.removeprefix(ISLAND)
     if wish.startswith(_TYPE):
         return any(wish[len(_TYPE) :] in _names(kind) for kind in type(module).__mro__)
     return path == wish or fnmatchcase(path, wish)
@@ -57,6 +61,7 @@ def _names(kind: type) -> tuple[str, str, str]:
 
 
 def _hint(text: str, modules: dict[str, nn.Module]) -> str:
+    text = text.removeprefix(ISLAND)
     if text.startswith(_TYPE):
         return suggest(text, {f"{_TYPE}{type(module).__name__}" for module in modules.values()})
     return suggest(text, modules)

@@ -2,7 +2,7 @@
 
 import dataclasses
 import inspect
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -38,8 +38,10 @@ class RebuildObject:
     def __call__(self, state: dict[str, Any], items: Any = None) -> Any:
         """Make the object."""
         made = self.kind.__new__(self.kind)
-        if isinstance(made, dict):
-            dict.update(made, items)
+        if isinstance(made, dict):  # by the base's method, as a class may forbid what it inherits
+            base: Any = OrderedDict if isinstance(made, OrderedDict) else dict
+            for key, value in items.items():
+                base.__setitem__(made, key, value)
         vars(made).update(state)
         return made
 

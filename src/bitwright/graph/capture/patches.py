@@ -83,7 +83,7 @@ class _Patches:
     def _forget_threads(self) -> None:
         """Start anew in a forked process: of all threads, only the one that forked goes on in it."""
         self.lock = threading.Lock()
-        if self.needed and not _thread.captures:
+        if not _thread.captures:
             self.needed = 0
             self._restore()
 
@@ -98,13 +98,14 @@ class _Patches:
                     raise AttributeError(f"torch {torch.__version__} has no {path}")
                 owner, name = found
                 own = vars(owner)[name]
+                self.undo.append(functools.partial(setattr, owner, name, own))  # first: a process may fork in between
                 setattr(owner, name, wrap(own))
-                self.undo.append(functools.partial(setattr, owner, name, own))
 
     def _restore(self) -> None:
         while self.undo:
             with _optional("torch.compile"):
-                self.undo.pop()()
+                self.undo[-1]()
+            self.undo.pop()
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from bitwright.graph.capture.failures import Overwritten, call_model, frames_to_
 from bitwright.graph.capture.gc_paused import gc_paused
 from bitwright.graph.capture.guards import Guard
 from bitwright.graph.capture.islands import first_calls, is_single, parts
-from bitwright.graph.capture.leaves import Leaf, find_leaves
+from bitwright.graph.capture.leaves import ISLAND, Leaf, find_leaves
 from bitwright.graph.capture.parity import first_deviation
 from bitwright.graph.capture.patches import capturing
 from bitwright.graph.capture.tracer import ValueTracer
@@ -105,7 +105,8 @@ class _Capturing:
     """One capture: the original, what it computes, and the attempts to have a copy compute the same."""
 
     def __init__(self, model: nn.Module, inputs: Inputs, wishes: Iterable[Leaf], fixed: frozenset[str]) -> None:
-        self.model, self.inputs, self.wishes, self.fixed = model, inputs, wishes, fixed
+        self.model, self.wishes, self.fixed = model, wishes, fixed
+        self.inputs: Inputs = call_model(copy.deepcopy, inputs)  # the user may go on to write into them
         self.leaves: dict[str, str] = {}
         self.folds = True  # whether weights that are computed at every call are computed once
         self.known_islands: dict[str, str] = {}
@@ -115,7 +116,9 @@ class _Capturing:
 
     def run(self) -> Capture:
         root = self._fresh(fold=False)
-        self.leaves = find_leaves(root, self.wishes)
+        wished = find_leaves(root, self.wishes)
+        self.known_islands = {path: f"by request: {wish!r}" for path, wish in wished.items() if wish.startswith(ISLAND)}
+        self.leaves = {path: wish for path, wish in wished.items() if path not in self.known_islands}
         with trial_run(root, self.origin) as record:
             expected = [self._first_run(root)]
         self.folds = fold_parametrizations(root)
@@ -131,7 +134,7 @@ class _Capturing:
                 expected = [self._call(root, self.inputs) for _ in range(2)]
         reason = self._attempt(root, expected)
         if reason and stateful:
-            self.known_islands = dict.fromkeys(stateful, "it keeps state from call to call")
+            self.known_islands |= dict.fromkeys(stateful, "it keeps state from call to call")
             reason = self._attempt(self._fresh(), expected)
         if reason:
             self.result = self._module_by_module(self._fresh(), reason)

@@ -270,7 +270,7 @@ class ValueTracer(fx.Tracer):
         where = users_line()
         shown = value if type(value) in (bool, int, float, str) else repr(value)
         self.guards[proxy.node, reader] = Guard(proxy.node.name, reader, where, shown)
-        self._check(check, (proxy.node, value, reader, where))
+        self._check(check, (proxy.node, value, reader, where, self._scope[-1]))
 
     def _check(self, check: Callable[..., None], args: tuple[Any, ...]) -> None:
         node = self.create_node("call_function", check, args, {})

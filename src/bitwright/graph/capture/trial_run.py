@@ -1,5 +1,6 @@
 """Run a model as if it had not been run: always the same random numbers, and its state is put back."""
 
+import os
 import threading
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -19,6 +20,15 @@ _UNCHANGED = (bool, int, float, str, type(None), torch.Size, tuple)
 
 
 _random = threading.RLock()  # torch has one generator for all threads
+
+
+def _new_lock() -> None:
+    """Start anew in a forked process, where the thread that may hold the lock does not go on."""
+    global _random
+    _random = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_new_lock)
 
 
 @dataclass
