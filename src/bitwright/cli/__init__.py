@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from bitwright import __version__
-from bitwright.cli import backends, inspect, quantize, recipe, saved, verify
+from bitwright.cli import backends, inspect, migrate, quantize, recipe, saved, verify
 from bitwright.cli.boundary import State, answer
 
 __all__ = ["app", "main"]
@@ -28,6 +28,7 @@ app.command("evaluate", epilog=saved.EVALUATE_EPILOG)(saved.evaluate)
 app.command("inspect", epilog=inspect.EPILOG)(inspect.inspect)
 app.command("verify", epilog=verify.VERIFY_EPILOG)(verify.verify)
 app.command("compare", epilog=verify.COMPARE_EPILOG)(verify.compare)
+app.command("migrate", epilog=migrate.EPILOG)(migrate.migrate)
 app.add_typer(backends.app, name="backends")
 app.add_typer(recipe.app, name="recipe")
 

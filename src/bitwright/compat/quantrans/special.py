@@ -10,7 +10,17 @@ _KEYS = ("layers_name", "convert_type")
 
 
 class SpecialLayers(dict[str, Any]):
-    """By the name of a layer, what it becomes."""
+    """By the name of a layer, what it becomes; also as the two lists that it was written as."""
+
+    @property
+    def layers_name(self) -> list[str]:
+        """The names."""
+        return list(self)
+
+    @property
+    def convert_type(self) -> list[Any]:
+        """What each becomes, in the order of the names."""
+        return list(self.values())
 
     @classmethod
     def read(cls, given: Any) -> Self:

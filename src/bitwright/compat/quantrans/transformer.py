@@ -13,10 +13,11 @@ from bitwright.compat.quantrans.builder import QUANTRANSFORMERS
 from bitwright.compat.quantrans.quantops.builder import QUANLAYERS
 from bitwright.compat.quantrans.replace import quantized_twin
 from bitwright.compat.quantrans.special import SpecialLayers
-from bitwright.errors import ConfigError, UnknownNameError, suggest
+from bitwright.errors import ConfigError, UnknownNameError, nearest, suggest
 from bitwright.module_swap import replace_modules
 
 _log = logging.getLogger(__name__)
+_ARGUMENTS = ("quan_policy", "special_layers")
 
 
 class Basemtransformer(nn.Module):
@@ -29,6 +30,7 @@ class Basemtransformer(nn.Module):
         special_layers: layers by name with dicts of their own, or None.
     """
 
+    layer_idx = 0
     register_dict: Mapping[type[nn.Module], Mapping[str, Any]]
     special_layers: Any
 
@@ -53,6 +55,7 @@ class Basemtransformer(nn.Module):
         twins = {layer: quantized_twin(layer, args, name or "the model") for layer, (name, args) in wishes.items()}
         for layer, (name, _) in wishes.items():
             (logger or _log).info("%s: %s becomes %s", name, type(layer).__name__, type(twins[layer]).__name__)
+        self.layer_idx += len(twins)
         return replace_modules(model, twins)
 
     def wishes(
@@ -98,14 +101,24 @@ class mTransformerV2(Basemtransformer):
         quan_policy: for the name of a class of ``torch.nn``, the dict that describes its quantized layer:
             ``dict(Conv2d=dict(type="LSQConv2d", num_bit_w=4, num_bit_a=4))``.
         special_layers: ``layers_name``, a list of names, and ``convert_type``, a list of as many such dicts.
+        kwargs: what else a config says of the transformer; without effect, which is logged.
+
+    Attributes:
+        layer_idx: how many layers it has replaced.
     """
 
     def __init__(
         self,
         quan_policy: Mapping[str, Mapping[str, Any]] | None = None,
         special_layers: Any = None,
+        **kwargs: Any,
     ) -> None:
         super().__init__()
+        wrong = next((key for key in kwargs if nearest(key, _ARGUMENTS)), None)
+        if wrong is not None:
+            raise ConfigError(f"{type(self).__name__} has no argument {wrong!r}{suggest(wrong, _ARGUMENTS)}")
+        if kwargs:
+            _log.warning("%s makes nothing of %s", type(self).__name__, ", ".join(kwargs))
         self.special_layers = SpecialLayers.read(special_layers)
         self.register_dict = OrderedDict()
         for key, value in (quan_policy or {}).items():
