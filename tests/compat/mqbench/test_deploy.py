@@ -1,6 +1,7 @@
 """Scripts in the style of MQBench's README and examples: prepare, calibrate, train, deploy, load in onnxruntime."""
 
 import copy
+from types import SimpleNamespace
 
 import numpy as np
 import onnxruntime
@@ -9,11 +10,17 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from bitwright.compat.mqbench.advanced_ptq import ptq_reconstruction
 from bitwright.compat.mqbench.convert_deploy import convert_deploy, convert_merge_bn, convert_onnx
 from bitwright.compat.mqbench.prepare_by_platform import BackendType, prepare_by_platform
 from bitwright.compat.mqbench.prepare_qat_fx_by_platform import prepare_qat_fx_by_platform
 from bitwright.compat.mqbench.utils.profiling import profiling
-from bitwright.compat.mqbench.utils.state import enable_calibration, enable_quantization
+from bitwright.compat.mqbench.utils.state import (
+    disable_all,
+    enable_calibration,
+    enable_calibration_woquantization,
+    enable_quantization,
+)
 from bitwright.errors import CalibrationError, ConfigError, ExportError
 from tests.compat.mqbench.nets import ACADEMIC
 
@@ -199,3 +206,28 @@ def test_signed_integers_through_a_pool_into_a_float_layer_load(backend, tmp_pat
     enable_quantization(made)
     path = convert_deploy(made, backend, dummy_input=x, output_path=tmp_path)
     assert run(path, x).shape == (8, 5)
+
+
+@pytest.mark.parametrize("reconstruction", [{"pattern": "layer"}, {"pattern": "block", "prob": 0.5, "scale_lr": 4e-5}])
+def test_advanced_ptq(reconstruction):
+    cali_data = [images for images, _ in data(2)]
+    model = prepare_by_platform(Small().eval(), BackendType.Academic, ACADEMIC)
+    enable_calibration_woquantization(model, quantizer_type="act_fake_quant")
+    for batch in cali_data:
+        model(batch)
+    enable_calibration_woquantization(model, quantizer_type="weight_fake_quant")
+    model(cali_data[0])
+    config = {**reconstruction, "max_count": 60, "warm_up": 0.2, "weight": 0.01, "b_range": [20, 2], "keep_gpu": True}
+    plain = copy.deepcopy(model)
+    enable_quantization(plain)
+    model = ptq_reconstruction(model, cali_data, SimpleNamespace(**config))
+    enable_quantization(model)
+    disable_all(plain)
+    wanted = plain(cali_data[0])
+    enable_quantization(plain)
+    errors = [float((made(cali_data[0]) - wanted).square().mean()) for made in (model, plain)]
+    assert errors[0] < errors[1]
+    with pytest.raises(ConfigError, match="has no key 'max_cont': did you mean 'max_count'"):
+        ptq_reconstruction(model, cali_data, {"max_cont": 3})
+    with pytest.raises(ConfigError, match="does not take exclude_node"):
+        ptq_reconstruction(model, cali_data, {"exclude_node": ["conv"]})
