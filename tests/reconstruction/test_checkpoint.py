@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import bitwright as bw
-from bitwright.errors import ConfigError
+from bitwright.errors import SaveError
 from bitwright.quantizer import quantizers
 from bitwright.reconstruction import run as job
 from tests.reconstruction.nets import calibrated
@@ -49,15 +49,15 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path):
     bw.reconstruct(model, batches, checkpoint=tmp_path, **FEW)
     for change in ({"seed": 1}, {"method": "brecq"}):
         model, batches = fresh()
-        with pytest.raises(ConfigError, match="of another model, recipe, data or settings"):
+        with pytest.raises(SaveError, match="of another choice of settings; remove it to start over"):
             bw.reconstruct(model, batches, checkpoint=tmp_path, **FEW, **change)
     model, batches = fresh()
-    with pytest.raises(ConfigError, match="of another model"):
+    with pytest.raises(SaveError, match="of another data set"):
         bw.reconstruct(model, batches[:1], checkpoint=tmp_path, **FEW)
     with torch.no_grad():
         next(model.parameters()).mul_(1.5)
-    with pytest.raises(ConfigError, match="of another model"):
+    with pytest.raises(SaveError, match="of another model"):
         bw.reconstruct(model, batches, checkpoint=tmp_path, **FEW)
     (tmp_path / "unit-0000.safetensors").write_bytes(b"torn")
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(SaveError, match="cannot be read"):
         bw.reconstruct(model, batches, checkpoint=tmp_path, **FEW)

@@ -20,7 +20,7 @@ from bitwright.nn.weight_sites import weight_sites
 from bitwright.preparation import ledger_of
 from bitwright.progress import track
 from bitwright.quantizer import TensorQuantizer, quantizers
-from bitwright.reconstruction.checkpoint import Checkpoint, fingerprint
+from bitwright.reconstruction.checkpoint import UnitCheckpoints
 from bitwright.reconstruction.columns import Memory
 from bitwright.reconstruction.flow import Flow
 from bitwright.reconstruction.learn import Lesson
@@ -104,7 +104,7 @@ def reconstruct(
         stored = None
         if checkpoint is not None:
             data = [value for each in inputs for value in (each.args, each.kwargs)]
-            stored = Checkpoint(checkpoint, fingerprint(model, settings, data))
+            stored = UnitCheckpoints(checkpoint, model, settings, data)
         graph = graph_of(model, example)
         job = _Job(graph, settings, stored)
         values = [bind_inputs(model, each.args, each.kwargs) for each in inputs]
@@ -115,7 +115,7 @@ def reconstruct(
 class _Job:
     """One call of reconstruct."""
 
-    def __init__(self, model: fx.GraphModule, settings: Settings, checkpoint: Checkpoint | None) -> None:
+    def __init__(self, model: fx.GraphModule, settings: Settings, checkpoint: UnitCheckpoints | None) -> None:
         self.model, self.settings, self.checkpoint = model, settings, checkpoint
         weights = {node: learnable_weights(model, node) for node in model.graph.nodes}
         if not any(weights.values()):
