@@ -9,7 +9,7 @@ from torch import nn
 
 import bitwright as bw
 from bitwright.exporting.onnx.file import OnnxFile
-from bitwright.verification import RUNTIMES, Executed, RuntimeProof
+from bitwright.verification import RUNTIMES, Executed, OperatorCheck, RuntimeProof
 from bitwright.verification.coverage import add_coverage
 
 
@@ -132,3 +132,47 @@ def test_multiply_adds_are_those_of_the_shapes(cases) -> None:
         "conv2": batch * pixels * 8 * 8 * 9,
         "fc": batch * 8 * 4,
     }
+
+
+def test_recurrent_layers_weigh_what_they_compute(tmp_path: Path) -> None:
+    class Tagger(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.head = nn.Linear(8, 8), nn.Linear(12, 4)
+            self.rnn = nn.LSTM(8, 6, bidirectional=True, batch_first=True)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.rnn(self.embed(x))[0])
+
+    torch.manual_seed(0)
+    x = torch.randn(3, 5, 8)
+    model = bw.calibrate(bw.prepare(Tagger().eval(), x), [x])
+    file = bw.export(model, tmp_path / "tagger.onnx")
+    found = bw.verify(model, file, [x], runtimes=["onnxruntime"], latency=False).runtimes["onnxruntime"]
+    work = 3 * 5 * 2 * 4 * 6 * (8 + 6)
+    assert [o.multiply_adds for o in found.operators if o.runs_as == "LSTM"] == [work]
+    layers = 3 * 5 * (8 * 8 + 12 * 4)
+    assert found.coverage_multiply_adds in (None, pytest.approx(layers / (layers + work)))  # never 100 %
+    assert found.coverage < 1.0
+
+
+def test_operators_that_are_slower_in_integers_are_named() -> None:
+    times = {
+        "slow": (30.0, 10.0),
+        "worse": (90.0, 10.0),
+        "close": (10.5, 10.0),
+        "fast": (3.0, 9.0),
+        "alone": (5.0, None),
+    }
+    checks = [OperatorCheck(n, "conv2d", True, "Q", "", 0, mine, plain) for n, (mine, plain) in times.items()]
+    checks.append(OperatorCheck("float", "conv2d", False, "Conv", "", 0, 9.0, 1.0))
+    assert [o.name for o in RuntimeProof("demo", "1", operators=checks).slower] == ["worse", "slow"]
+
+
+@pytest.mark.parametrize("runtime", ["onnxruntime", "openvino"])
+def test_operators_have_the_times_of_their_float_twins(cases, runtime: str) -> None:
+    model, file, x = cases[runtime, "residual"]
+    found = bw.verify(model, file, [x], runtimes=[runtime]).runtimes[runtime]
+    layers = [o for o in found.operators if o.multiply_adds]
+    assert len(layers) == 4
+    assert all(o.microseconds >= 0.0 and o.float_microseconds is not None for o in layers)

@@ -40,6 +40,7 @@ def _check(executed: Executed, namer: "_Namer", work: Mapping[str, int | None]) 
         reason="" if executed.integer else namer.reason(executed),
         multiply_adds=None if None in counts else sum(c or 0 for c in counts),
         microseconds=executed.microseconds,
+        nodes=executed.nodes,
     )
 
 

@@ -26,7 +26,7 @@ from bitwright.verification.hardware import hardware_notes
 from bitwright.verification.identity import check_identity
 from bitwright.verification.isolation.bisect import where_it_dies
 from bitwright.verification.isolation.child import RuntimeDied
-from bitwright.verification.latency import measure_latency
+from bitwright.verification.latency import add_float_times, measure_latency
 from bitwright.verification.limits import DEFAULT, Limits
 from bitwright.verification.outputs import OutputTally, as_tensor, leaves, simulate
 from bitwright.verification.proof import Proof, RuntimeProof, TensorCheck
@@ -96,7 +96,9 @@ def verify(
                 try:
                     found = _prove(model, file, record, runtime, data, progress)
                     if latency and not runtime.stands_in:
-                        found.latency = measure_latency(runtime, file, twin, feeds_of(model, file, data[0]))
+                        feeds = feeds_of(model, file, data[0])
+                        found.latency = measure_latency(runtime, file, twin, feeds)
+                        add_float_times(found, runtime, twin, feeds)
                 except RuntimeDied as error:
                     found = _crashed(runtime, file, feeds_of(model, file, data[0]), error)
                 missed = bounds.missed_by(found) if bounds is not None else []

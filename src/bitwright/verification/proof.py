@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from bitwright.verification.limits import Limits
 
+_SLOWER, _LEAST_LOSS = 1.1, 1.0  # times, and microseconds, that tell slower from noise
+
 
 @dataclass
 class TensorCheck:
@@ -46,7 +48,9 @@ class OperatorCheck:
         runs_as: what the runtime calls it.
         reason: why it ran in float, where that is known.
         multiply_adds: how many multiplications and additions it takes; None where its shapes are not known.
-        microseconds: how long it took in one run.
+        microseconds: how long it took, at the least of several runs.
+        float_microseconds: how long the same took in the float network; None where that is not known.
+        nodes: the operators of the file that it stands for.
     """
 
     name: str
@@ -56,6 +60,8 @@ class OperatorCheck:
     reason: str = ""
     multiply_adds: int | None = 0
     microseconds: float = 0.0
+    float_microseconds: float | None = None
+    nodes: tuple[str, ...] = ()
 
 
 @dataclass
@@ -175,6 +181,18 @@ class RuntimeProof:
     def floats(self) -> list[OperatorCheck]:
         """The operators that ran in float."""
         return [o for o in self.operators if not o.integer]
+
+    @property
+    def slower(self) -> list[OperatorCheck]:
+        """The operators that take longer in integers than in float, by more than timing fluctuates; worst first."""
+        lost = {
+            i: o.microseconds - o.float_microseconds
+            for i, o in enumerate(self.operators)
+            if o.integer
+            and o.float_microseconds is not None
+            and o.microseconds > _SLOWER * o.float_microseconds + _LEAST_LOSS
+        }
+        return [self.operators[i] for i in sorted(lost, key=lost.__getitem__, reverse=True)]
 
     def float_groups(self) -> dict[tuple[str, str, str], list[str]]:
         """The names of the operators that ran in float, by their kind, what they ran as, and the reason."""

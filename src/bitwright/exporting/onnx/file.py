@@ -156,7 +156,7 @@ class _Unquantizing:
         source = node.input[0]
         stands_for_relu = len(node.input) > 2 and _starts_at_zero(self.values[node.input[2]])
         if self.makers.get(source) in _BEFORE_RELU and stands_for_relu:
-            self.kept.append(onnx.helper.make_node("Relu", [source], [f"{source}/relu"]))
+            self.kept.append(onnx.helper.make_node("Relu", [source], [f"{source}/relu"], name=f"{node.name}/relu"))
             source = f"{source}/relu"
         self.renamed[node.output[0]] = source
 

@@ -9,12 +9,17 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 def multiply_adds(model: onnx.ModelProto, inputs: Mapping[str, tuple[int, ...]]) -> dict[str, int | None]:
-    """How many each convolution and matrix product takes, by the names of nodes; None where a shape is not known."""
+    """How many each layer and product takes, by the names of nodes; None where a shape is not known."""
     shapes = _shapes(model, inputs)
-    return {node.name: _count(node, shapes) for node in model.graph.node if node.op_type in _COUNTS}
+    return {node.name: _count(node, shapes) for node in model.graph.node if node.op_type in (*_COUNTS, *_RECURRENT)}
 
 
 def _count(node: onnx.NodeProto, shapes: Shapes) -> int | None:
+    if node.op_type in _RECURRENT:
+        x, weight, recurrent = (shapes.get(name) for name in node.input[:3])
+        if x is None or weight is None or recurrent is None:
+            return None
+        return math.prod(x[:2]) * (math.prod(weight) + math.prod(recurrent))  # all gates at every step of every sample
     known = [shapes.get(name) for name in (*node.input[:2], node.output[0])]
     first, second, result = known
     if first is None or second is None or result is None:
@@ -40,6 +45,7 @@ def _gemm(node: onnx.NodeProto, a: tuple[int, ...], b: tuple[int, ...], result: 
 
 
 _COUNTS = {"Conv": _conv, "ConvTranspose": _conv_transpose, "MatMul": _matmul, "Gemm": _gemm}
+_RECURRENT = ("LSTM", "GRU", "RNN")
 
 
 def _shapes(model: onnx.ModelProto, inputs: Mapping[str, tuple[int, ...]]) -> Shapes:

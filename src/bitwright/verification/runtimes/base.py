@@ -18,7 +18,9 @@ from bitwright.verification.isolation.child import RuntimeDied, child_of
 Arrays = dict[str, np.ndarray]
 Session = Callable[[Mapping[str, np.ndarray]], Arrays]
 Role = Literal["compute", "movement", "conversion", "index"]
-_RUNS, _WARM_UP = 15, 3  # of a race
+_RACES, _WARM_UP = 15, 3  # runs of a race
+RUNS = 5
+"""Of a file whose operators are timed, after the first."""
 RUNTIMES: Registry[type["Runtime"]] = Registry("runtime")
 
 # What runtimes call the operators that only move values, and those that only change their type.
@@ -164,7 +166,7 @@ class Runtime(ABC):
         """The work of ``race``, in the process that executes."""
         sessions = [self.session(file, threads=1, as_is=as_is) for file in files]
         best = [float("inf")] * len(sessions)
-        for run in range(_WARM_UP + _RUNS):
+        for run in range(_WARM_UP + _RACES):
             for i, session in enumerate(sessions):
                 start = time.perf_counter()
                 session(feeds)
