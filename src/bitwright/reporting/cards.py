@@ -91,6 +91,8 @@ def _speed(runtime: RuntimeProof) -> Line | None:
     note = f"{time.quantized_ms:.2f} ms instead of {time.float_ms:.2f} ms, {count(time.batch, 'sample')}, one thread"
     if time.default_speedup is not None:
         note += f"; with {time.default_precision}, this CPU's default: {time.default_speedup:.2f}×"
+    if slower := runtime.slower_words():
+        note += f"; {slower}"
     return Line(runtime.runtime, f"{time.speedup:.2f}×", note, style="" if time.speedup >= 1.0 else "bad")
 
 

@@ -10,8 +10,6 @@ from bitwright.verification.isolation.child import RuntimeDied
 from bitwright.verification.proof import Latency, RuntimeProof
 from bitwright.verification.runtimes.base import Runtime
 
-_NAMED = 8  # operators in a note
-
 
 def measure_latency(runtime: Runtime, file: LoadedFile, twin: LoadedFile, batch: Mapping[str, np.ndarray]) -> Latency:
     """Time the best of several runs on the first sample, or on the batch if the file does not take one sample."""
@@ -32,16 +30,10 @@ def measure_latency(runtime: Runtime, file: LoadedFile, twin: LoadedFile, batch:
 
 
 def add_float_times(proof: RuntimeProof, runtime: Runtime, twin: LoadedFile, feeds: Mapping[str, np.ndarray]) -> None:
-    """Time the float network operator by operator, and note which of the integer ones are slower."""
+    """Time the float network operator by operator, beside the integer ones."""
     executed = runtime.profile(twin, feeds)
     owners = {node: i for i, e in enumerate(executed) if e.role == "compute" for node in e.nodes}
     for check in proof.operators:
         twins = {owners[node] for node in check.nodes if node in owners}
         if twins:
             check.float_microseconds = sum(executed[i].microseconds for i in twins)
-    if proof.slower:
-        named = ", ".join(
-            f"{o.name} ({o.microseconds:.0f} µs, not {o.float_microseconds:.0f} µs)" for o in proof.slower[:_NAMED]
-        )
-        more = f" and {len(proof.slower) - _NAMED} more" if len(proof.slower) > _NAMED else ""
-        proof.notes.append(f"slower in integers than in float: {named}{more}")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from bitwright.verification.limits import Limits
 
+_NAMED = 6  # operators that words name
 _SLOWER, _LEAST_LOSS = 1.1, 1.0  # times, and microseconds, that tell slower from noise
 
 
@@ -193,6 +194,13 @@ class RuntimeProof:
             and o.microseconds > _SLOWER * o.float_microseconds + _LEAST_LOSS
         }
         return [self.operators[i] for i in sorted(lost, key=lost.__getitem__, reverse=True)]
+
+    def slower_words(self) -> str:
+        """The same in words, with both times; empty if there are none."""
+        found = self.slower
+        named = [f"{o.name} ({o.microseconds:.0f} µs, not {o.float_microseconds:.0f} µs)" for o in found[:_NAMED]]
+        more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
+        return f"slower than in float: {', '.join(named)}{more}" if found else ""
 
     def float_groups(self) -> dict[tuple[str, str, str], list[str]]:
         """The names of the operators that ran in float, by their kind, what they ran as, and the reason."""

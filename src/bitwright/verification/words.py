@@ -34,7 +34,8 @@ def _runtime(proof: RuntimeProof) -> Iterator[str]:
         yield f"  not compared: {tensor.name} ({tensor.reason})"
     yield f"  {_output(proof)}"
     if proof.latency:
-        yield f"  {_latency(proof.latency)}"
+        slower = proof.slower_words()
+        yield f"  {_latency(proof.latency)}" + (f"; {slower}" if slower else "")
     yield from (f"  note: {note}" for note in proof.notes)
 
 
