@@ -62,6 +62,8 @@ def show(outcome: Outcome, json: bool) -> None:
     print_table(headers, _rows(outcome), title=f"{outcome.model} for {outcome.ledger.backend.name}", right=headers[1:])
     for name, runtime in runtimes.items():
         _print_float(name, runtime)
+        if slower := runtime.slower_words():
+            print_text(f"{name}: {slower}")
     for note in proof.notes:
         print_text(f"Note: {note}")
     for miss in proof.missed:

@@ -295,6 +295,7 @@ class Proof:
                 "equal": runtime.equal,
                 "largest": runtime.largest,
                 "uncompared": [t.name for t in runtime.uncompared],
+                "slower": [o.name for o in runtime.slower],
                 "speedup": runtime.latency.speedup if runtime.latency else None,
             }
         return data | {"ok": self.ok, "verdict": self.verdict}

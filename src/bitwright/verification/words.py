@@ -34,8 +34,7 @@ def _runtime(proof: RuntimeProof) -> Iterator[str]:
         yield f"  not compared: {tensor.name} ({tensor.reason})"
     yield f"  {_output(proof)}"
     if proof.latency:
-        slower = proof.slower_words()
-        yield f"  {_latency(proof.latency)}" + (f"; {slower}" if slower else "")
+        yield f"  {_latency(proof.latency)}"
     yield from (f"  note: {note}" for note in proof.notes)
 
 
