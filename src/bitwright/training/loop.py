@@ -53,7 +53,7 @@ def train(
     loss: Callable[..., Tensor],
     *,
     epochs: int = 1,
-    lr: float = 0.01,
+    lr: float = 0.001,
     scale_lr: float | None = None,
     weight_decay: float = 1e-4,
     optimizer: torch.optim.Optimizer | None = None,
@@ -80,7 +80,7 @@ def train(
         loader: batches of ``(inputs …, target)``; it is gone through once per epoch.
         loss: ``loss(prediction, target)``, such as ``torch.nn.functional.cross_entropy``.
         epochs: how often.
-        lr: learning rate of weights (SGD with momentum 0.9).
+        lr: learning rate of weights (SGD with momentum 0.9); a trained net with frozen BatchNorms bears little.
         scale_lr: learning rate of what quantizers learn; a tenth of ``lr`` if not given.
         weight_decay: of weights.
         optimizer: one of your own instead, of ``qat_parameters(model, …)``; its rates are scaled by the cosine.
