@@ -300,6 +300,10 @@ def test_presets():
     four = Recipe.parse("W4A4")
     assert (four.backend, four.weight.bits, four.activation.bits) == ("academic", 4, 4)
     assert Recipe.parse("w4a4") == Recipe.parse({"preset": "W4A4"}) == Recipe(preset="W4A4") == four
+    assert (four.weight.observer, four.activation.observer) == ("BoundedMSEObserver", "MSEObserver")
+    assert four.correct == ("norms", "bias")
+    assert Recipe.parse("W8A8").weight.observer is None
+    assert Recipe.parse("W8A8").correct == ()
     only_weights = Recipe.parse("W4A16")
     assert (only_weights.weight.bits, only_weights.activation.spec) == (4, "float")
     fp8 = Recipe.parse("FP8")
@@ -322,7 +326,9 @@ def test_settings_over_a_preset():
     assert recipe.backend == "virtual"
     assert recipe.weight == TensorRecipe(bits=4, observer="mse")
     assert recipe.activation == TensorRecipe(spec="uint8")
-    assert Recipe.parse({"preset": "W4A4", "weight": {"spec": "int3"}}).weight == TensorRecipe(spec="int3")
+    assert Recipe.parse({"preset": "W4A4", "weight": {"spec": "int3"}}).weight == TensorRecipe(
+        spec="int3", observer="BoundedMSEObserver"
+    )
     grouped = Recipe.parse({"preset": "W4A16_G128", "rules": [{"match": "fc", "skip": True}]})
     assert [r.match for r in grouped.rules] == ["op:linear", "fc"]
 

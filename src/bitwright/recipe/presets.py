@@ -1,7 +1,9 @@
 """Presets: recipes under the names the ecosystem has for them. W4A8 is: weights of 4 bits, activations of 8.
 
 ``bits`` leaves all else to the backend, so a preset goes with any backend that has so many bits; those that the CPU
-runtimes do not have come with a backend that does.
+runtimes do not have come with a backend that does. Below 8 bits the full range of a tensor hangs on its largest value:
+activations get the range of least error, weights that with a bound on the bias it brings, and ``bw.correct`` takes out
+what is left of it.
 """
 
 from collections.abc import Mapping
@@ -19,11 +21,15 @@ class Preset:
 
 
 def _integers(weight: int, activation: int, **more: Any) -> dict[str, Any]:
-    return {"weight": {"bits": weight}, "activation": {"bits": activation}, **more}
+    seen = {"bits": activation} if activation >= 8 else {"bits": activation, "observer": "MSEObserver"}
+    return {**_weights(weight), "activation": seen, **more}
 
 
 def _weights(bits: int) -> dict[str, Any]:
-    return {"weight": {"bits": bits}, "activation": "float"}
+    if bits >= 8:
+        return {"weight": {"bits": bits}, "activation": "float"}
+    weight = {"bits": bits, "observer": "BoundedMSEObserver"}
+    return {"weight": weight, "activation": "float", "correct": ["norms", "bias"]}
 
 
 _ACADEMIC = "as in papers: first and last layers have 8 bits"
