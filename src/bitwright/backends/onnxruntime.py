@@ -12,6 +12,11 @@ def _wrong_where_flat(node: fx.Node) -> str:
     return "onnxruntime's integer softmax is wrong for flat distributions"
 
 
+# Attention in integers does not pay here: the products of a block of width 128 took 0.098 ms against 0.100 ms with 64
+# tokens and 0.648 ms against 0.643 ms with 256, for 1 dB of accuracy and a model that no longer computes the float
+# model's bits while quantizers are off. Softmax stays float either way.
+SPLIT_ATTENTION = "schedules: {decompose_attention: true} shows its products"
+
 # Transposed convolutions have no integer kernel, but onnxruntime quantizes a float weight between quantized tensors by
 # itself, per tensor and unasked. A weight that Bitwright has quantized, per channel, it leaves alone.
 _RESULT_QUANTIZED = (*CONVOLUTIONS, "add", "mul", "cat", *AVERAGE_POOLS, "leaky_relu", "sigmoid", "softmax")
@@ -35,7 +40,7 @@ ONNXRUNTIME = register_backend(
                 "batch_norm": "no convolution or linear layer before it to fold into",
                 "hardswish": "onnxruntime has no integer hard-swish",
                 "hardsigmoid": "onnxruntime has no integer hard-sigmoid",
-                "scaled_dot_product_attention": "one fused float operator; its matrix products are not visible yet",
+                "scaled_dot_product_attention": "one fused float operator; " + SPLIT_ATTENTION,
             },
         },
         folding={"constants": True},

@@ -75,7 +75,7 @@ OPENVINO = register_backend(
                 "batch_norm": "no convolution or linear layer before it to fold into",
                 "mul": "OpenVINO fuses it with its neighbours in float",
                 "matmul": "OpenVINO multiplies two computed tensors in integers only if neither has a zero point",
-                "scaled_dot_product_attention": "one fused float operator; its matrix products are not visible yet",
+                "scaled_dot_product_attention": "one fused float operator, and its products would be float, too",
             },
         },
         runtimes=("openvino", "onnxruntime"),
