@@ -26,17 +26,17 @@ _METHODS = {
 
 def is_constant(node: object) -> bool:
     """Whether a node is computed from parameters and buffers only, by functions of which that is known."""
-    if not isinstance(node, fx.Node):
+    if not isinstance(node, fx.Node) or not _is_allowed(node):
         return False
-    allowed = True
-
-    def enters(needed: fx.Node) -> bool:
-        nonlocal allowed
-        allowed = allowed and _is_allowed(needed)
-        return allowed
-
-    needed_for([node], enters)
-    return allowed
+    found, waiting = {node}, [node]
+    while waiting:
+        for source in waiting.pop().all_input_nodes:
+            if not _is_allowed(source):  # asked before going on: a chain of sums is as long as the model
+                return False
+            if source not in found:
+                found.add(source)
+                waiting.append(source)
+    return True
 
 
 def _is_allowed(node: fx.Node) -> bool:

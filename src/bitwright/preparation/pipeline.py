@@ -65,7 +65,7 @@ def prepare(
             instead of refusing.
         debug: run the model before and after every schedule, and name the first that changes what it computes.
         leaves: modules that stay whole, run as written, and are not quantized inside: names, globs, classes or
-            ``type:Name``.
+            ``type:Name``. With ``island:`` before it, a module runs as written with its layers quantized one by one.
         preserve_attr: attributes and methods that the result must have, by the module that has them (``""`` is the
             model): ``{"": ["generate"], "backbone": ["features"]}``. All are kept; those named here are checked.
         concrete_args: arguments of forward that are fixed to these values.
