@@ -46,8 +46,7 @@ class _InPlaceOf(nn.Module):
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401
         if name != "_layer" and name not in self.__dict__["_modules"] and hasattr(layer := self._layer[0], name):
-            value = getattr(layer, name)
-            return value.detach() if isinstance(value, Tensor) else value
+            return getattr(layer, name)  # not detached: an operation that nothing reads is too much for torch.export
         return super().__getattr__(name)
 
 
