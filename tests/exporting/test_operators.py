@@ -75,6 +75,7 @@ POOLS: dict[str, tuple[int, list[Branch]]] = {
             nn.MaxPool2d(2, 2, 1, ceil_mode=True),
             nn.MaxPool2d(3, 2, 1, 2, ceil_mode=True),
             nn.MaxPool2d((2, 3), 2, ceil_mode=True),
+            nn.MaxPool2d(2, 2, 1, 2, ceil_mode=True),
             lambda v: F.max_pool2d(v[0], 2, 2, 1, ceil_mode=True),
         ],
     ),

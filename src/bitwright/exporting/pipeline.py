@@ -24,7 +24,7 @@ def export(
     example_inputs: Any = None,  # noqa: ANN401
     *,
     format: str | None = None,
-    dynamic_batch: bool = True,
+    dynamic_shapes: Any = True,  # noqa: ANN401
     quantized: bool = True,
     overwrite: bool = True,
 ) -> ExportedFile:
@@ -35,7 +35,8 @@ def export(
         path: where to; the file appears whole or not at all.
         example_inputs: inputs to export with; those given to ``prepare`` by default.
         format: how to write it (see ``bitwright.exporting.FORMATS``); by default as the backend's target reads it.
-        dynamic_batch: let the file take any batch size. Where the model fixes its batch size, that is logged.
+        dynamic_shapes: which sizes of inputs the file takes in other values. True leaves free what the model does not
+            fix, and logs why if that is the batch size; False fixes all; or shapes as for ``torch.export``.
         quantized: write integers; False writes the float model, for comparison.
         overwrite: whether an existing file may be replaced.
 
@@ -47,7 +48,7 @@ def export(
     writer = FORMATS.get(format or next(iter(ledger.backend.formats), "onnx"))()
     inputs = Inputs.of(example_inputs) if example_inputs is not None else ledger.example
     _check_precision(model)
-    options = ExportOptions(dynamic_batch, ledger.backend.activations.write_unsigned)
+    options = ExportOptions(dynamic_shapes, ledger.backend.activations.write_unsigned)
 
     def write() -> bytes:
         target = check_output(path, overwrite=overwrite)

@@ -81,6 +81,6 @@ def test_the_file_computes_what_the_simulation_does(tmp_path):
     x = torch.randn(2, 4, 6)
     model = bw.prepare(net, x, recipe={"schedules": {"split_recurrent": True}})
     bw.calibrate(model, [x])
-    bw.export(model, tmp_path / "net.onnx", dynamic_batch=False)
+    bw.export(model, tmp_path / "net.onnx", dynamic_shapes=False)
     proof = bw.verify(model, tmp_path / "net.onnx", [torch.randn(2, 4, 6)], latency=False)
     assert proof.ok, str(proof)

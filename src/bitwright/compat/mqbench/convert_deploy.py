@@ -54,7 +54,7 @@ def convert_deploy(
     folder = Path(output_path)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{model_name}.onnx"
-    export(model, path, dummy_input, dynamic_batch=bool(extra_kwargs.get("dynamic_axes")), format="onnx")
+    export(model, path, dummy_input, dynamic_shapes=bool(extra_kwargs.get("dynamic_axes")), format="onnx")
     names = extra_kwargs.get("input_names") or (list(input_shape_dict) if input_shape_dict else None)
     rename_ends(path, names, extra_kwargs.get("output_names"))
     logger.info("%s is written: Q/DQ, which holds all scales; there are no files besides", path)

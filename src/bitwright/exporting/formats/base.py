@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -22,11 +22,12 @@ class ExportOptions:
     """How to write a file.
 
     Attributes:
-        dynamic_batch: let it take any batch size.
+        dynamic_shapes: which sizes of inputs are free: True for all that the model takes, False, or as in
+            ``torch.export``.
         unsigned_activations: write int8 activations as uint8, shifted by 128.
     """
 
-    dynamic_batch: bool = True
+    dynamic_shapes: Any = True
     unsigned_activations: bool = False
 
 

@@ -32,7 +32,7 @@ class OnnxFormat(ExportFormat):
 
         twin, origins = deployment.model, deployment.origins
         opset = lowest_opset(twin)
-        model = export_program(twin, inputs, opset, dynamic_batch=options.dynamic_batch)
+        model = export_program(twin, inputs, opset, options.dynamic_shapes)
         with quiet_exporter():
             witnesses = optimize(model, [part for _, part in parts_of(twin)])
         _transpose_for_each_reader(model)

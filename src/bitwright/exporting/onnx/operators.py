@@ -76,6 +76,9 @@ def _largest(op: Any, rank: int) -> Translation:  # noqa: ANN401
     ) -> Any:  # noqa: ANN401
         windows = _Windows(x, rank, kernel_size, stride, padding, dilation, ceil_mode)
         settings = {**windows.attributes(), "dilations": windows.dilation}
+        if any(end >= kernel for end, kernel in zip(settings["pads"][rank:], windows.kernel, strict=True)):
+            x = windows.pad_beyond(op, x)  # onnxruntime refuses padding as wide as the kernel, dilated or not
+            settings["pads"] = [*windows.padding, *windows.padding]
         return windows.on_batch(op, x, lambda batch: op.MaxPool(batch, **settings)[0])
 
     return max_pool
@@ -111,6 +114,13 @@ class _Windows:
     def attributes(self) -> dict[str, Any]:
         ends = [p + b for p, b in zip(self.padding, self.beyond, strict=True)]
         return {"kernel_shape": self.kernel, "strides": self.stride, "pads": [*self.padding, *ends]}
+
+    def pad_beyond(self, op: Any, x: Any) -> Any:  # noqa: ANN401
+        """Pad by what the last windows reach beyond the padding, with values that are never the largest."""
+        fixed = [0] * (len(x.shape) - len(self.beyond))
+        pads = op.Constant(value_ints=[*fixed, *(0 for _ in self.beyond), *fixed, *self.beyond])
+        lowest = op.Constant(value_float=torch.finfo(torch.float32).min)
+        return op.Pad(op.Max(x, lowest), pads, lowest)  # behind Max, OpenVINO does not take it for an integer
 
     def all_to_counted(self) -> torch.Tensor:
         """How many values each window has, in relation to those that are not beyond the padding."""

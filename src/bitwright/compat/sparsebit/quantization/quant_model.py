@@ -149,7 +149,7 @@ class QuantModel(nn.Module):
         if opset_version > 21:
             raise ConfigError(f"opset_version must be at most 21, not {opset_version}")
         with self._quantizing():
-            exported = export(self.model, name, dummy_data, dynamic_batch=dynamic_axes is not None)
+            exported = export(self.model, name, dummy_data, dynamic_shapes=dynamic_axes is not None)
         path = exported.path
         rename_ends(path, input_names, output_names)
         if extra_info:

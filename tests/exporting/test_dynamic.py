@@ -1,0 +1,99 @@
+"""Free sizes: what the model takes in other sizes, the file does too; what it fixes is fixed, and why is logged."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+import torch
+from torch import Tensor, nn
+
+import bitwright as bw
+
+
+class Pyramid(nn.Module):
+    """Takes any image; what it returns has sizes that depend on the image's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down, self.up = nn.Conv2d(3, 8, 3, 2, 1), nn.Upsample(scale_factor=2)
+        self.conv, self.fc = nn.Conv2d(8, 8, 3, padding=1), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.up(torch.relu(self.down(x)))
+        y = self.conv(y) + y
+        return self.fc(y.mean((2, 3))), y
+
+
+class Tagger(nn.Module):
+    """Takes sequences of any length, with a mask of the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.fc, self.head = nn.Embedding(20, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
+        x = self.embed(tokens) * mask.unsqueeze(-1)
+        return self.head(torch.relu(self.fc(x)) + x.mean(1, keepdim=True))
+
+
+class Classifier(nn.Module):
+    """Takes images of one size."""
+
+    def __init__(self, pool: nn.Module) -> None:
+        super().__init__()
+        self.conv, self.pool, self.fc = nn.Conv2d(3, 4, 3, padding=1), pool, nn.Linear(4 * 16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.pool(self.conv(x)).flatten(1))
+
+
+def tokens(batch: int, length: int) -> tuple[Tensor, Tensor]:
+    return torch.randint(0, 20, (batch, length)), torch.ones(batch, length)
+
+
+def sizes(path: Path) -> list[list[Any]]:
+    shapes = (i.type.tensor_type.shape.dim for i in onnx.load(path).graph.input)
+    return [[d.dim_param or d.dim_value for d in shape] for shape in shapes]
+
+
+CASES: dict[str, tuple[nn.Module, Any, Any, list[list[Any]]]] = {
+    "images": (Pyramid(), torch.randn(1, 3, 16, 16), torch.randn(3, 3, 20, 32), [["batch", 3, "x_2", "x_3"]]),
+    "sequences": (Tagger(), tokens(1, 7), tokens(3, 11), [["batch", "tokens_1"], ["batch", "tokens_1"]]),
+    "a flat head": (
+        Classifier(nn.MaxPool2d(2)),
+        torch.randn(1, 3, 8, 8),
+        torch.randn(3, 3, 8, 8),
+        [["batch", 3, 8, 8]],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_the_model_leaves_free_is_free_in_the_file(name: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net, x, other, expected = CASES[name]
+    model = bw.calibrate(bw.prepare(net.eval(), x), [x, other])
+    file = bw.export(model, tmp_path / "net.onnx")
+    assert sizes(file.path) == expected
+    proof = bw.verify(model, file, [x, other], runtimes=["onnxruntime"], latency=False)
+    assert proof.ok, proof.missed
+
+
+def test_a_size_that_the_file_cannot_leave_free_is_fixed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    net = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.MaxPool2d(2, ceil_mode=True))
+    x = torch.randn(2, 3, 7, 7)
+    model = bw.calibrate(bw.prepare(net.eval(), x), [x])
+    with caplog.at_level(logging.INFO, "bitwright"):
+        file = bw.export(model, tmp_path / "net.onnx")
+    assert sizes(file.path) == [["batch", 3, 7, 7]]
+    assert "not exported with sizes of 7 free: ValueError: a pool with ceil_mode needs a fixed size" in caplog.text
+
+
+def test_shapes_as_torch_has_them(tmp_path: Path) -> None:
+    x = torch.randn(2, 3, 16, 16)
+    model = bw.calibrate(bw.prepare(Pyramid().eval(), x), [x])
+    file = bw.export(model, tmp_path / "net.onnx", dynamic_shapes={"x": {2: torch.export.Dim("height", min=8)}})
+    assert sizes(file.path) == [[2, 3, "x_2", 16]]
+    assert sizes(bw.export(model, tmp_path / "net.onnx", dynamic_shapes=False).path) == [[2, 3, 16, 16]]
