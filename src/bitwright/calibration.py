@@ -100,6 +100,18 @@ def _say_what_is_untrained(model: nn.Module, found: list[TensorQuantizer]) -> No
         )
         _log.warning(note)
         notes += [note] if note not in notes else []
+    note = uncorrected_note(model)
+    if note is not None:
+        _log.warning(note)
+        notes += [note] if note not in notes else []
+
+
+def uncorrected_note(model: nn.Module) -> str | None:
+    """What the recipe asks for under ``correct``, which calibration leaves to ``bw.correct``."""
+    steps = ledger_of(model).recipe.correct
+    if not steps:
+        return None
+    return f"the recipe asks for corrections ({', '.join(steps)}): bw.correct(model, batches) makes them"
 
 
 @contextmanager

@@ -6,6 +6,8 @@ import signal
 import time
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from tests.cli.conftest import QUANTIZE, python
 
@@ -45,6 +47,17 @@ def test_quantize_json_is_all_there_is_on_stdout(run, here):
     assert data["proof"]["runtimes"]["onnxruntime"]["coverage"] == 0.8  # the mean runs in float
     assert data["proof"]["runtimes"]["onnxruntime"]["speedup"] is None
     assert data["operators"]["integer"] == 4
+
+
+def test_quantize_corrects_as_the_recipe_says(run, here):
+    (here / "recipe.yaml").write_text("backend: onnxruntime\npreset: W4A8\ncorrect: [bias]\n")
+    code, _, _ = run(*QUANTIZE, "--recipe", "recipe.yaml", "--save", "corrected", "--no-latency")
+    assert code == 0
+    (here / "recipe.yaml").write_text("backend: onnxruntime\npreset: W4A8\ncorrect: []\n")
+    code, _, _ = run(*QUANTIZE, "--recipe", "recipe.yaml", "--save", "plain", "--no-latency", "--force")
+    assert code == 0
+    corrected, plain = (load_file(here / name / "model.safetensors") for name in ("corrected", "plain"))
+    assert not torch.equal(corrected["head.bias"], plain["head.bias"])
 
 
 def test_missed_limits_give_exit_code_1(run, here):

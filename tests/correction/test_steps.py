@@ -48,6 +48,16 @@ def test_groups_have_no_range_of_an_output_channel():
     assert "group:4" in done.skipped["fc"]
 
 
+def test_calibration_says_what_it_leaves_to_correct(caplog):
+    model = bw.prepare(trained(), data()[0], recipe="W4A4")
+    bw.calibrate(model, data())
+    said = "the recipe asks for corrections (norms, bias): bw.correct(model, batches) makes them"
+    assert said in caplog.messages
+    assert said in bw.ledger_of(model).notes
+    bw.correct(model, data())
+    assert said not in bw.ledger_of(model).notes
+
+
 def test_a_recipe_names_the_steps():
     recipe = {"preset": "W4A8", "correct": ["weight_ranges", "norms", "bias"]}
     model = bw.calibrate(bw.prepare(trained(), data()[0], recipe=recipe), data())

@@ -16,6 +16,7 @@ from bitwright.cli.load import load, load_model
 from bitwright.cli.output import step
 from bitwright.cli.scores import DeployedModel, Scores, first_scores, missed_drop, score
 from bitwright.cli.summary import Outcome
+from bitwright.correction import correct
 from bitwright.distributed import rank, under_torchrun, world_size
 from bitwright.errors import ConfigError
 from bitwright.exporting import FORMATS, export
@@ -115,6 +116,9 @@ class Job:
         before = self._score(model, "the float model") if rank() == 0 else {}
         mine = batches if world_size() == 1 else islice(batches, rank(), None, world_size())
         calibrate(qmodel, mine, checkpoint=progress, uneven=True)
+        if self._recipe.correct:
+            with step("correcting"):
+                correct(qmodel, batches)  # all of them on every rank, so that all get the same model
         return qmodel, batches, before
 
     def _prove(self, qmodel: nn.Module, batches: Batches, before: Scores) -> Outcome:

@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import nn
 
+from bitwright.calibration import uncorrected_note
 from bitwright.correction.bias import correct_bias
 from bitwright.correction.gptq import gptq
 from bitwright.correction.norms import reestimate_norms
@@ -48,4 +49,7 @@ def correct(
         if step not in STEPS:
             raise UnknownNameError(f"unknown corrector {step!r}{suggest(str(step), STEPS)}")
     data = batches if len(steps) < 2 or isinstance(batches, Sequence) else list(batches)
-    return [STEPS[step](model, data, progress=progress) for step in steps]
+    done = [STEPS[step](model, data, progress=progress) for step in steps]
+    ledger = ledger_of(model)
+    ledger.notes = [note for note in ledger.notes if note != uncorrected_note(model)]
+    return done
