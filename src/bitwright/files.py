@@ -37,12 +37,21 @@ def _check(target: Path, shown: str, overwrite: bool) -> None:
         raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
     with suppress(FileNotFoundError, NotADirectoryError):
         real.stat()  # raises on names that cannot be
-    if real.is_dir():
+    if real.exists():
+        _check_replaceable(real, shown, overwrite)
+    _check_writable(real, shown)
+
+
+def _check_replaceable(present: Path, shown: str, overwrite: bool) -> None:
+    if present.is_dir():
         raise ConfigError(f"the output {shown} is a folder; name a file in it")
-    if real.exists() and not real.is_file():
+    if not present.is_file():
         raise ConfigError(f"the output {shown} is a device, pipe or socket, not a regular file")
-    if real.exists() and not overwrite:
+    if not overwrite:
         raise ConfigError(f"the output {shown} exists already; choose another name or allow overwriting")
+
+
+def _check_writable(real: Path, shown: str) -> None:
     parent = real.parent
     while not parent.exists() and parent != parent.parent:
         parent = parent.parent

@@ -79,37 +79,31 @@ def search_bits(
     _check(budget, bits, metric)
     ledger = ledger_of(model)
     damage = Damage(model, batches, metric)
-    layers = [layer for layer in layers_of(model, ledger.example) if not layer.site.quantizer.spec.format.floating]
-    learned = next((x.name for x in layers if getattr(x.site.quantizer.method, "rounding", None) is not None), None)
-    if learned is not None:
-        raise ConfigError(f"the weight of {learned!r} has learned its rounding for its bits: search bits before that")
-    if not layers:
-        raise ConfigError("the model has no weight of integers whose bits could be chosen")
+    layers = _integer_layers(model, ledger)
     specs = {layer: [_spec(layer, b, ledger) for b in bits] for layer in layers}
-    damages = []
-    for layer in track(layers, "measuring", show=progress):
-        former = _Former(layer)
-        try:
-            damages.append([damage.of([layer.site.quantizer]) for spec in specs[layer] if former.change(spec)])
-        finally:
-            former.restore()
-    chosen = _choose(layers, bits, damages, budget)
-    for layer, option in zip(layers, chosen, strict=True):
-        _Former(layer).change(specs[layer][option])
-        make_room_for_bias(layer.site.layer)
-    taken = [bits[option] for option in chosen]
-    pairs = list(zip(layers, taken, strict=True))
+    damages = [_damages(layer, specs[layer], damage) for layer in track(layers, "measuring", show=progress)]
+    options = dict(zip(layers, _choose(layers, bits, damages, budget), strict=True))
+    chosen = {layer: specs[layer][option] for layer, option in options.items()}
+    _apply(chosen)
     return BitSearch(
-        {layer.name: b for layer, b in pairs},
-        sum(row[option] for row, option in zip(damages, chosen, strict=True)),
+        {layer.name: bits[option] for layer, option in options.items()},
+        sum(row[option] for row, option in zip(damages, options.values(), strict=True)),
         damage.of([layer.site.quantizer for layer in layers]),
-        sum(layer.size(b) for layer, b in pairs),
-        sum(layer.bit_operations(b) for layer, b in pairs),
-        _recipe(ledger, {layer: specs[layer][option] for layer, option in zip(layers, chosen, strict=True)}),
+        sum(layer.size(bits[option]) for layer, option in options.items()),
+        sum(layer.bit_operations(bits[option]) for layer, option in options.items()),
+        _recipe(ledger, chosen),
     )
 
 
 def _check(budget: Mapping[BudgetName, float], bits: Sequence[int], metric: Metric) -> None:
+    _check_budget(budget)
+    if not bits or any(not isinstance(b, int) or not (2 <= b <= 16 or b == FLOAT_BITS) for b in bits):
+        raise ConfigError(f"bits are numbers from 2 to 16, or {FLOAT_BITS} for float, not {tuple(bits)!r}")
+    if metric == "sqnr":
+        raise ConfigError("decibels of several layers cannot be added up: search by the metric 'mse' or 'kl'")
+
+
+def _check_budget(budget: Mapping[BudgetName, float]) -> None:
     known = get_args(BudgetName)
     if not isinstance(budget, Mapping) or not budget:
         raise ConfigError(f"the budget is a mapping of limits such as {{'size': 500_000}}, not {budget!r}")
@@ -118,10 +112,19 @@ def _check(budget: Mapping[BudgetName, float], bits: Sequence[int], metric: Metr
             raise ConfigError(f"the budget cannot limit {name!r}{suggest(str(name), known)}")
         if isinstance(limit, bool) or not isinstance(limit, int | float):
             raise ConfigError(f"the budget of {name} is a number, not {limit!r}")
-    if not bits or any(not isinstance(b, int) or not (2 <= b <= 16 or b == FLOAT_BITS) for b in bits):
-        raise ConfigError(f"bits are numbers from 2 to 16, or {FLOAT_BITS} for float, not {tuple(bits)!r}")
-    if metric == "sqnr":
-        raise ConfigError("decibels of several layers cannot be added up: search by the metric 'mse' or 'kl'")
+
+
+def _integer_layers(model: nn.Module, ledger: Ledger) -> list[Layer]:
+    """The layers whose bits can be chosen, or an error if there are none or one has learned its rounding."""
+    layers = [layer for layer in layers_of(model, ledger.example) if not layer.site.quantizer.spec.format.floating]
+    if not layers:
+        raise ConfigError("the model has no weight of integers whose bits could be chosen")
+    for layer in layers:
+        if getattr(layer.site.quantizer.method, "rounding", None) is not None:
+            raise ConfigError(
+                f"the weight of {layer.name!r} has learned its rounding for its bits: search bits before that"
+            )
+    return layers
 
 
 def _spec(layer: Layer, bits: int, ledger: Ledger) -> QuantSpec | None:
@@ -139,25 +142,19 @@ class _Former:
     """A layer's quantizer as it was, and how to change it."""
 
     def __init__(self, layer: Layer) -> None:
-        self.layer, self.quantizer = layer, layer.site.quantizer
+        self.site, self.quantizer = layer.site, layer.site.quantizer
         self.spec = self.quantizer.spec
         self.state = Learned(layer.name, self.quantizer)
         self.state.remember()
 
-    def change(self, spec: QuantSpec | None) -> bool:
+    def change(self, spec: QuantSpec | None) -> None:
         """Quantize by another spec, with the range that the observer finds; None leaves the weight float."""
         self.restore()
-        quantizer = self.quantizer
         if spec is None:
-            quantizer.disable()
+            self.quantizer.disable()
         elif spec != self.spec:
-            quantizer.change_spec(spec)
-            if quantizer.calibratable:
-                quantizer.observer.reset()
-                quantizer.observer(self.layer.site.weight().detach())
-                quantizer.compute_qparams()
-                quantizer.observer.reset()
-        return True
+            self.quantizer.change_spec(spec)
+            self.site.find_range()
 
     def restore(self) -> None:
         """Be as before."""
@@ -165,6 +162,24 @@ class _Former:
         if self.quantizer.spec != self.spec:
             self.quantizer.change_spec(self.spec)
         self.state.restore()
+
+
+def _damages(layer: Layer, specs: Sequence[QuantSpec | None], damage: Damage) -> list[float]:
+    """The damage that a layer does alone, by each of the specs."""
+    former, found = _Former(layer), []
+    try:
+        for spec in specs:
+            former.change(spec)
+            found.append(damage.of([layer.site.quantizer]))
+    finally:
+        former.restore()
+    return found
+
+
+def _apply(chosen: Mapping[Layer, QuantSpec | None]) -> None:
+    for layer, spec in chosen.items():
+        _Former(layer).change(spec)
+        make_room_for_bias(layer.site.layer)
 
 
 def _choose(

@@ -1,6 +1,6 @@
 """A job: one model to quantize, checked as a whole first, then run step by step."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -13,6 +13,7 @@ from bitwright.backends import Backend
 from bitwright.calibration import calibrate
 from bitwright.cli.inputs import Batches, call_if_function, cut_to_model, read_batches
 from bitwright.cli.load import load, load_model
+from bitwright.cli.options import check_limits
 from bitwright.cli.output import step
 from bitwright.cli.scores import DeployedModel, Scores, first_scores, missed_drop, score
 from bitwright.cli.summary import Outcome
@@ -56,16 +57,12 @@ class Job:
         asked = [value for value in (*self.limits.values(), self.max_drop, self.runtimes) if value is not None]
         if not self.verify and asked:
             raise ConfigError("limits and --runtime are for a file that is run: leave out --no-verify")
-        if self.limits["speedup"] is not None and not self.latency:
-            raise ConfigError("--min-speedup needs the speed to be measured: leave out --no-latency")
-        if self.max_drop is not None and self.evaluate is None:
-            raise ConfigError("--max-accuracy-drop needs --eval, to know the accuracy")
+        check_limits(
+            self.limits["speedup"], latency=self.latency, max_accuracy_drop=self.max_drop, evaluate=self.evaluate
+        )
         load(self.model, "the model")
         self._data = load(self.data, "--data")
-        self._evaluate = load(self.evaluate, "--eval") if self.evaluate else None
-        if self._evaluate is not None and not callable(self._evaluate):
-            kind = type(self._evaluate).__name__
-            raise ConfigError(f"--eval {self.evaluate} must be a function of the model, not {kind}")
+        self._evaluate = _load_judge(self.evaluate)
         self._example = load(self.example, "--example") if self.example else None
         self._recipe, self._backend = resolve_recipe(*self.wishes)
         writer = FORMATS.get(self.format or next(iter(self._backend.formats), "onnx"))
@@ -153,6 +150,15 @@ class Job:
             return {}
         with step(f"evaluating {what}"):
             return score(self._evaluate, model, f"--eval {self.evaluate} on {what}", like)
+
+
+def _load_judge(name: str | None) -> Callable[[nn.Module], object] | None:
+    if not name:
+        return None
+    judge = load(name, "--eval")
+    if not callable(judge):
+        raise ConfigError(f"--eval {name} must be a function of the model, not {type(judge).__name__}")
+    return judge
 
 
 def _forget(progress: Path) -> None:

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from bitwright.errors import ConfigError
+
 Model = Annotated[
     str, typer.Argument(metavar="MODEL", help="MODULE:FUNCTION that returns the model (or an nn.Module).")
 ]
@@ -69,3 +71,13 @@ MinSpeedup = Annotated[float | None, typer.Option(min=0, metavar="TIMES", help="
 MaxDrop = Annotated[
     float | None, typer.Option(min=0, metavar="DROP", help="Most that the (first) score of --eval may drop.")
 ]
+
+
+def check_limits(
+    min_speedup: float | None, *, latency: bool, max_accuracy_drop: float | None, evaluate: str | None
+) -> None:
+    """Refuse limits on what is not going to be measured."""
+    if min_speedup is not None and not latency:
+        raise ConfigError("--min-speedup needs the speed to be measured: leave out --no-latency")
+    if max_accuracy_drop is not None and evaluate is None:
+        raise ConfigError("--max-accuracy-drop needs --eval, to know the accuracy")

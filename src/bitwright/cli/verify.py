@@ -1,6 +1,6 @@
 """``bitwright verify`` and ``bitwright compare``: run files that exist already, for pipelines."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 from xml.etree import ElementTree
@@ -16,12 +16,14 @@ from bitwright.cli.options import (
     MinSpeedup,
     NoLatency,
     RuntimeNames,
+    check_limits,
 )
 from bitwright.cli.output import print_json, print_text, stdout_kept_clean, step, write_text
 from bitwright.errors import ConfigError
 
 if TYPE_CHECKING:
-    from bitwright.verification import Proof
+    from bitwright.cli.inputs import Batches
+    from bitwright.verification import Proof, RuntimeProof
 
 VERIFY_EPILOG = "Example: bitwright verify out/ --data mypkg.nets:calibration --min-coverage 0.9 --junit verify.xml"
 COMPARE_EPILOG = "Example: bitwright compare before.onnx after.onnx --data mypkg.nets:calibration"
@@ -57,40 +59,24 @@ def verify(
     """
     if (model is None) != (saved is None):
         raise ConfigError("--model and --saved go together: the float model, and what bitwright.save wrote of it")
-    if min_speedup is not None and no_latency:
-        raise ConfigError("--min-speedup needs the speed to be measured: leave out --no-latency")
-    if max_accuracy_drop is not None and evaluate is None:
-        raise ConfigError("--max-accuracy-drop needs --eval, to know the accuracy")
+    check_limits(min_speedup, latency=not no_latency, max_accuracy_drop=max_accuracy_drop, evaluate=evaluate)
     given = {"coverage": min_coverage, "output": max_output_difference, "speedup": min_speedup}
     limits = {name: value for name, value in given.items() if value is not None}
     with stdout_kept_clean(json):
         from bitwright.cli.inputs import read_batches
-        from bitwright.cli.load import load, load_model
+        from bitwright.cli.load import load
 
         path = _file_in(file)
         batches = read_batches(load(data, "--data"), f"--data {data}")
         judge = load(evaluate, "--eval") if evaluate else None
-        if model is not None and saved is not None:
-            from bitwright.saving import load as load_saved
-            from bitwright.verification import verify as prove
-
-            with step("loading the model"):
-                qmodel = load_saved(saved, load_model(model))
-            proof = prove(qmodel, path, batches, runtimes=runtime or None, limits=limits, latency=not no_latency)
-        else:
-            from bitwright.verification.alone import check_file
-
-            names = runtime or ["onnxruntime"]
-            proof = check_file(path, batches, runtimes=names, limits=limits, latency=not no_latency)
+        proof = _proof(path, batches, model, saved, runtime, limits=limits, latency=not no_latency)
         scores = _scores(path, judge, f"--eval {evaluate}", proof, max_accuracy_drop) if judge is not None else None
     if junit is not None:
         write_text(_junit(proof), junit)
     if json:
         print_json(proof.to_dict() | {"scores": scores})
     else:
-        print_text(str(proof))
-        for where, found in (scores or {}).items():
-            print_text(f"{where}: " + ", ".join(f"{name} {value:.4g}" for name, value in found.items()))
+        _print_proof(proof, scores or {})
     if proof.ok is False:
         raise typer.Exit(1)
 
@@ -119,12 +105,7 @@ def compare(
     if json:
         print_json({"a": str(a), "b": str(b), "largest": worst, **asdict(found)})
     else:
-        for output in found.outputs:
-            far = output.problem or f"differs by at most {output.relative or 0.0:.3%} of its magnitude"
-            print_text(f"{output.name} {far}")
-        if found.latency is not None:
-            time = found.latency
-            print_text(f"{b}: {time.quantized_ms:.2f} ms; {a}: {time.float_ms:.2f} ms ({found.runtime})")
+        _print_comparison(found, a, b)
     if problems or too_far:
         raise typer.Exit(1)
 
@@ -143,6 +124,30 @@ def _file_in(path: Path) -> Path:
     return found[0]
 
 
+def _proof(
+    path: Path,
+    batches: "Batches",
+    model: str | None,
+    saved: Path | None,
+    runtimes: list[str] | None,
+    *,
+    limits: dict[str, float],
+    latency: bool,
+) -> "Proof":
+    """What the file does, against what the saved model simulates, or against what ONNX defines."""
+    if model is None or saved is None:
+        from bitwright.verification.alone import check_file
+
+        return check_file(path, batches, runtimes=runtimes or ["onnxruntime"], limits=limits, latency=latency)
+    from bitwright.cli.load import load_model
+    from bitwright.saving import load as load_saved
+    from bitwright.verification import verify as prove
+
+    with step("loading the model"):
+        qmodel = load_saved(saved, load_model(model))
+    return prove(qmodel, path, batches, runtimes=runtimes or None, limits=limits, latency=latency)
+
+
 def _scores(
     path: Path, judge: Callable[[Any], Any], name: str, proof: "Proof", allowed: float | None
 ) -> dict[str, dict[str, float]]:
@@ -159,6 +164,21 @@ def _scores(
     if allowed is not None:
         proof.missed += missed_drop(before, after, allowed)
     return {"FP32": before, **after}
+
+
+def _print_proof(proof: "Proof", scores: Mapping[str, Mapping[str, float]]) -> None:
+    print_text(str(proof))
+    for where, found in scores.items():
+        print_text(f"{where}: " + ", ".join(f"{name} {value:.4g}" for name, value in found.items()))
+
+
+def _print_comparison(found: "RuntimeProof", a: Path, b: Path) -> None:
+    for output in found.outputs:
+        far = output.problem or f"differs by at most {output.relative or 0.0:.3%} of its magnitude"
+        print_text(f"{output.name} {far}")
+    if found.latency is not None:
+        time = found.latency
+        print_text(f"{b}: {time.quantized_ms:.2f} ms; {a}: {time.float_ms:.2f} ms ({found.runtime})")
 
 
 def _junit(proof: "Proof") -> str:

@@ -44,6 +44,16 @@ class WeightSite:
         """Whether the layer has one weight, called ``weight``."""
         return self.key in (_OWN, "weight_quantizer") and isinstance(getattr(self.layer, "weight", None), Tensor)
 
+    def find_range(self) -> None:
+        """Let the quantizer's observer find the range of the weight as it is now."""
+        quantizer = self.quantizer
+        if not quantizer.calibratable:
+            return
+        quantizer.observer.reset()
+        quantizer.observer(self.weight().detach())
+        quantizer.compute_qparams()
+        quantizer.observer.reset()
+
     def replace(self, weight: Tensor) -> None:
         """Let :meth:`weight` be ``weight`` from now on: the layer's own has the folds divided out."""
         layer: Any = self.layer

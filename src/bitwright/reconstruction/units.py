@@ -8,7 +8,7 @@ split again, by the modules inside them or layer by layer; a unit may therefore 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import chain, groupby, pairwise
+from itertools import chain, groupby, pairwise, takewhile
 
 from torch import fx, nn
 
@@ -100,23 +100,21 @@ class _Graph:
         starts = [i for i, node in enumerate(piece) if node in self.layers][1:]
         return [piece[a:b] for a, b in pairwise([0, *starts, len(piece)])]
 
-    def scope(self, piece: Nodes, *, layers: bool = False) -> str:
-        """The module that has all calls of a piece from its first layer on, or its layers; containers do not count."""
+    def scope(self, piece: Nodes) -> str:
+        """The module that has all calls of a piece from its first layer on, quantizers aside."""
         first = next((i for i, node in enumerate(piece) if node in self.layers), 0)
-        counted = [n for n in piece[first:] if n in self.layers or not (layers or self._is_quantizer(n))]
-        paths = [facts(n).scope.split(".") for n in counted or piece]
-        common = paths[0]
-        for path in paths[1:]:
-            common = [a for i, a in enumerate(common) if path[: i + 1] == common[: i + 1]]
-        while common and common[0] and isinstance(self._module(common), nn.Sequential | nn.ModuleList):
-            common = common[:-1]
-        return ".".join(common)
+        counted = [n for n in piece[first:] if n in self.layers or not self._is_quantizer(n)]
+        return self._module_with(counted or piece)
+
+    def _module_with(self, nodes: Nodes) -> str:
+        """The innermost module that has all these calls; containers do not count."""
+        scope = _common_scope([facts(n).scope for n in nodes])
+        while scope and isinstance(self.model.get_submodule(scope), nn.Sequential | nn.ModuleList):
+            scope = scope.rpartition(".")[0]
+        return scope
 
     def _is_quantizer(self, node: fx.Node) -> bool:
         return isinstance(module_of(node, self.model), TensorQuantizer)
-
-    def _module(self, path: Sequence[str]) -> nn.Module:
-        return self.model.get_submodule(".".join(path))
 
     def by_module(self, piece: Nodes) -> list[Nodes]:
         """A piece of too many layers, split by the modules inside it, or by layers."""
@@ -159,11 +157,23 @@ class _Graph:
         inside = set(nodes)
         read = [n for node in nodes for n in node.all_input_nodes if n not in inside and n.op != "get_attr"]
         written = [n for n in nodes if any(user not in inside for user in n.users)]
-        names = [str(n.target) if n.op == "call_module" else n.name for n in nodes if n in self.layers]
-        whole = self.scope(nodes, layers=True)
-        several = whole or f"{names[0]} to {names[-1]}" if names else nodes[0].name
-        name = names[0] if len(names) == 1 else several
-        return Unit(name, tuple(nodes), tuple(dict.fromkeys(read)), tuple(written), frozenset(self.moving))
+        inputs = tuple(dict.fromkeys(read))
+        return Unit(self._name(nodes), tuple(nodes), inputs, tuple(written), frozenset(self.moving))
+
+    def _name(self, nodes: Nodes) -> str:
+        layers = [n for n in nodes if n in self.layers]
+        names = [str(n.target) if n.op == "call_module" else n.name for n in layers]
+        if not names:
+            return nodes[0].name
+        if len(names) == 1:
+            return names[0]
+        return self._module_with(layers) or f"{names[0]} to {names[-1]}"
+
+
+def _common_scope(scopes: Sequence[str]) -> str:
+    """The names that all these scopes begin with."""
+    levels = zip(*(scope.split(".") for scope in scopes), strict=False)
+    return ".".join(names[0] for names in takewhile(lambda names: len(set(names)) == 1, levels))
 
 
 def find_units(model: fx.GraphModule, learns: Callable[[fx.Node], bool], unit: str, merge: int) -> list[Unit]:

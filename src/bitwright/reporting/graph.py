@@ -6,6 +6,7 @@ A large graph is drawn by the modules it was written in: neighbours of one modul
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from markupsafe import Markup, escape
 from torch import nn
@@ -51,11 +52,16 @@ def pictures(model: nn.Module, ledger: Ledger) -> list[Picture]:
             continue
         now, before = sketch(region), ledger.before.get(path)
         verdicts = {entry.node: entry.verdict for entry in ledger.entries if entry.graph == path}
-        left = {s.name for s in now}
-        gone = {s.node for s in before or () if s.role == "operator" and s.name not in left}
-        drawn = draw(before, {}, gone, f"{path or 'the model'} as captured") if before else None
-        made.append(Picture(path or "The whole model", drawn, draw(now, verdicts, (), f"{path or 'the model'} now")))
+        name = path or "the model"
+        captured = _as_captured(before, now, f"{name} as captured") if before else None
+        made.append(Picture(path or "The whole model", captured, draw(now, verdicts, (), f"{name} now")))
     return made
+
+
+def _as_captured(before: Sequence[NodeSketch], now: Sequence[NodeSketch], title: str) -> Markup:
+    left = {s.name for s in now}
+    gone = {s.node for s in before if s.role == "operator" and s.name not in left}
+    return draw(before, {}, gone, title)
 
 
 def draw(
@@ -81,26 +87,33 @@ def _boxes(nodes: Sequence[NodeSketch], verdicts: Mapping[str, Verdict], gone: S
     at: dict[str, _Box] = {}
     members: defaultdict[_Box, list[NodeSketch]] = defaultdict(list)
     for node, key in zip(nodes, group, strict=True):
-        if key is None or not boxes or boxes[-1].scope != key:
-            role = f"{node.role} gone" if node.node in gone else node.role
-            boxes.append(_Box(_short(node.name), f"{node.name} {node.kind}".strip(), role, key or ""))
+        if not boxes or boxes[-1].scope != key:  # None, which has a box of its own, equals no scope
+            boxes.append(_first_box(node, key or "", node.node in gone))
         box = at[node.node] = boxes[-1]
         members[box].append(node)
         box.inputs.update({at[i]: None for i in node.inputs if i in at and at[i] is not box})
-        if node.role == "operator" and node.node in verdicts:
-            box.verdicts[verdicts[node.node].value] += 1
-    for box in boxes:
-        inside = [s for s in members[box] if s.role == "operator"]
-        if len(members[box]) > 1:
-            box.label, box.role = _short(box.scope, f" · {len(inside)}"), "module"
-            box.title = f"{box.scope}: {count(len(inside), 'operator')}, " + ", ".join(
-                f"{many} {kind}" for kind, many in box.verdicts.items()
-            )
-        elif inside:
-            box.role += "".join(f" {kind}" for kind in box.verdicts)
-        elif members[box][0].role == "quantizer":
-            box.label, box.width = _short(members[box][0].kind.split(" ")[0]), _WIDTH / 2
+    for box, those in members.items():
+        _describe(box, those, verdicts)
     return boxes
+
+
+def _first_box(node: NodeSketch, scope: str, gone: bool) -> _Box:
+    role = f"{node.role} gone" if gone else node.role
+    return _Box(_short(node.name), f"{node.name} {node.kind}".strip(), role, scope)
+
+
+def _describe(box: _Box, members: Sequence[NodeSketch], verdicts: Mapping[str, Verdict]) -> None:
+    """Label and colour a box by the nodes that it has."""
+    inside = [s for s in members if s.role == "operator"]
+    box.verdicts.update(verdicts[s.node].value for s in inside if s.node in verdicts)
+    if len(members) > 1:
+        box.label, box.role = _short(box.scope, f" · {len(inside)}"), "module"
+        kinds = ", ".join(f"{many} {kind}" for kind, many in box.verdicts.items())
+        box.title = f"{box.scope}: {count(len(inside), 'operator')}, {kinds}"
+    elif inside:
+        box.role += "".join(f" {kind}" for kind in box.verdicts)
+    elif members[0].role == "quantizer":
+        box.label, box.width = _short(members[0].kind.split(" ")[0]), _WIDTH / 2
 
 
 def _grouping(nodes: Sequence[NodeSketch]) -> list[str | None]:
@@ -110,7 +123,7 @@ def _grouping(nodes: Sequence[NodeSketch]) -> list[str | None]:
     best: list[str | None] = []
     for depth in range(1, 1 + max(s.scope.count(".") + 1 for s in nodes)):
         found = [".".join(s.scope.split(".")[:depth]) or None for s in nodes]
-        runs = sum(key is None or i == 0 or found[i - 1] != key for i, key in enumerate(found))
+        runs = 1 + sum(key is None or before != key for before, key in pairwise(found))
         if not best or runs <= _MOST:
             best = found
     return best
@@ -140,21 +153,25 @@ def _layers(boxes: Sequence[_Box]) -> list[list[_Box]]:
 def _lay_out(layers: Sequence[Sequence[_Box]]) -> tuple[float, float]:
     """Give every box its place, in the middle below what it reads; return the size of it all."""
     for level, layer in enumerate(layers):
-        wish = {box: _middle(box.inputs) for box in layer}
-        order = sorted(layer, key=wish.__getitem__)
-        for left, box in zip([None, *order], order, strict=False):
-            free = left.x + (left.width + box.width) / 2 + _GAP if left is not None else wish[box]
-            box.x, box.y = max(wish[box], free), _EDGE + level * _STEP
-        firm = [b for b in layer if b.role != "bend"]
-        shift = sum(wish[b] - b.x for b in firm) / max(len(firm), 1)
-        for box in layer:
-            box.x += shift
+        _lay_out_row(layer, _EDGE + level * _STEP)
     everything = [box for layer in layers for box in layer]
     leftmost = min((b.x - b.width / 2 for b in everything), default=0.0) - _EDGE
     for box in everything:
         box.x -= leftmost
     width = max((b.x + b.width / 2 for b in everything), default=0.0) + _EDGE
     return width, 2 * _EDGE + _HEIGHT + _STEP * (len(layers) - 1)
+
+
+def _lay_out_row(row: Sequence[_Box], y: float) -> None:
+    wish = {box: _middle(box.inputs) for box in row}
+    order = sorted(row, key=wish.__getitem__)
+    for left, box in zip([None, *order], order, strict=False):
+        free = left.x + (left.width + box.width) / 2 + _GAP if left is not None else wish[box]
+        box.x, box.y = max(wish[box], free), y
+    firm = [b for b in row if b.role != "bend"]
+    shift = sum(wish[b] - b.x for b in firm) / max(len(firm), 1)
+    for box in row:
+        box.x += shift
 
 
 def _middle(boxes: Iterable[_Box]) -> float:

@@ -22,19 +22,20 @@ def change_bits(model: nn.Module, weight: int | None = None, activation: int | N
     Returns:
         The same model.
     """
-    for name, bits in (("weight", weight), ("activation", activation)):
-        if bits is not None and (not isinstance(bits, int) or not 2 <= bits <= 16):
-            raise ConfigError(f"the bits of {name}s are a whole number from 2 to 16, not {bits!r}")
+    _check_bits("weight", weight)
+    _check_bits("activation", activation)
     sites = {site.quantizer: site for site in weight_sites(model)}
     for quantizer in quantizers(model).values():
-        wished = weight if quantizer in sites else activation
-        spec = quantizer.spec
+        site, spec = sites.get(quantizer), quantizer.spec
+        wished = activation if site is None else weight
         if wished is None or spec.bits >= 8 or spec.format.floating or not quantizer.quantizes:
             continue
         quantizer.change_spec(with_bits(spec, wished))
-        if quantizer in sites and quantizer.calibratable:
-            quantizer.observer.reset()
-            quantizer.observer(sites[quantizer].weight().detach())
-            quantizer.compute_qparams()
-            quantizer.observer.reset()
+        if site is not None:
+            site.find_range()
     return model
+
+
+def _check_bits(name: str, bits: int | None) -> None:
+    if bits is not None and (not isinstance(bits, int) or not 2 <= bits <= 16):
+        raise ConfigError(f"the bits of {name}s are a whole number from 2 to 16, not {bits!r}")
