@@ -13,6 +13,7 @@ from bitwright.analysis.watch import Record, unchanged, watched
 from bitwright.calibration import as_batches, as_inputs
 from bitwright.errors import CalibrationError
 from bitwright.graph import Inputs
+from bitwright.modes import random_numbers_kept
 from bitwright.preparation import ledger_of
 from bitwright.progress import track
 from bitwright.quantizer import Mode, TensorQuantizer, quantizers
@@ -42,7 +43,7 @@ def analyze(model: nn.Module, batches: Iterable[Any], *, progress: bool | None =
     if not active:
         raise CalibrationError("no quantizer of the model is quantizing: calibrate it before analyzing it")
     record, number = Record(), 0
-    with torch.no_grad(), torch.random.fork_rng(devices=[]), unchanged(model), watched(model, rows, record):
+    with torch.no_grad(), random_numbers_kept(), unchanged(model), watched(model, rows, record):
         for row in rows:
             row.measure_weight()
         for number, batch in enumerate(track(as_batches(batches), "analyzing", show=progress), start=1):

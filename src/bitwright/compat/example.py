@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from bitwright.graph import Inputs
+from bitwright.modes import random_numbers_kept
 from bitwright.nn.operators import operator_of_module
 
 _log = logging.getLogger(__name__)
@@ -25,7 +26,7 @@ _SIZES = {
 def find_inputs(model: nn.Module) -> Inputs | None:
     """Inputs that ``model`` computes with, or None if none were found; the model itself is not run."""
     twin: Any = copy.deepcopy(model).eval()
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
+    with random_numbers_kept(), torch.no_grad():
         for inputs in _candidates(twin):
             try:
                 twin(*copy.deepcopy(inputs.args), **copy.deepcopy(inputs.kwargs))

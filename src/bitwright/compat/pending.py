@@ -18,7 +18,7 @@ from bitwright.compat.example import find_inputs
 from bitwright.errors import CaptureError, ConfigError
 from bitwright.graph import Inputs
 from bitwright.graph.inputs import flat_inputs
-from bitwright.modes import eval_mode
+from bitwright.modes import eval_mode, random_numbers_kept
 from bitwright.preparation import ledger_of
 from bitwright.preparation.ledger import WAITING
 from bitwright.quantizer import quantizers
@@ -171,7 +171,7 @@ def _takes(model: nn.Module, inputs: Inputs) -> bool:
     try:
         for quantizer, _ in before:
             quantizer.enabled = False
-        with torch.no_grad(), torch.random.fork_rng(devices=[]), eval_mode(model):
+        with torch.no_grad(), random_numbers_kept(), eval_mode(model):
             model.forward(*copy.deepcopy(inputs.args), **copy.deepcopy(inputs.kwargs))
     except CaptureError:
         return False

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from bitwright.graph.capture.failures import call_model
+from bitwright.modes import random_numbers_kept
 
 
 def runner(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[[], Any]:
@@ -16,7 +17,7 @@ def runner(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
 
     def run() -> Any:
         now = copy.deepcopy(model)
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        with torch.no_grad(), random_numbers_kept():
             torch.manual_seed(0)
             return now(*copy.deepcopy(args), **copy.deepcopy(dict(kwargs)))
 

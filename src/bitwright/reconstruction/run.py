@@ -14,7 +14,7 @@ from bitwright.calibration import as_batches, as_inputs
 from bitwright.errors import CalibrationError, ConfigError
 from bitwright.graph.inputs import bind_inputs
 from bitwright.graph.names import module_of
-from bitwright.modes import eval_mode
+from bitwright.modes import eval_mode, random_numbers_kept
 from bitwright.nn.functional import QuantFunction
 from bitwright.nn.weight_sites import weight_sites
 from bitwright.preparation import ledger_of
@@ -267,7 +267,7 @@ def _mean(squares: Iterable[list[Tensor]], weigh: list[Tensor | None]) -> list[f
 def _learning(model: nn.Module) -> Iterator[None]:
     """Evaluate the model without gradients of its own Parameters, and leave torch's random numbers as they were."""
     asked = [p for p in model.parameters() if p.requires_grad]
-    with torch.random.fork_rng(devices=[]), eval_mode(model), torch.no_grad():
+    with random_numbers_kept(), eval_mode(model), torch.no_grad():
         for parameter in asked:
             parameter.requires_grad_(False)
         try:

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from bitwright.graph import Inputs
-from bitwright.modes import eval_mode
+from bitwright.modes import eval_mode, random_numbers_kept
 from bitwright.nn.weight_sites import weight_sites
 from bitwright.quantizer import TensorQuantizer, quantizers
 
@@ -17,7 +17,7 @@ def start_learning(model: nn.Module, inputs: Inputs) -> None:
         for q in quantizers(model).values()
     ]
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]), eval_mode(model):
+        with torch.no_grad(), random_numbers_kept(), eval_mode(model):
             model(*inputs.args, **inputs.kwargs)
     finally:
         for handle in handles:

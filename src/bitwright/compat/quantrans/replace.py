@@ -11,6 +11,7 @@ from torch.nn.utils import parametrize
 
 from bitwright.compat.quantrans.quantops.builder import QUANLAYERS
 from bitwright.errors import ConfigError
+from bitwright.modes import random_numbers_kept
 from bitwright.torch_internals import MODULE_STATE
 
 
@@ -36,7 +37,7 @@ def quantized_twin(layer: nn.Module, quan_args: Mapping[str, Any], name: str) ->
     all_accepted = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
     given = {key: value for key, value in own.items() if all_accepted or key in accepted}
     try:
-        with torch.random.fork_rng(devices=[]):  # the fresh weights are thrown away
+        with random_numbers_kept():  # the fresh weights are thrown away
             twin = QUANLAYERS.build({**copy.deepcopy(dict(quan_args)), **given})
     except ConfigError as error:
         raise type(error)(f"{name!r}: {error}") from error

@@ -1,7 +1,5 @@
 """Run a model as if it had not been run: always the same random numbers, and its state is put back."""
 
-import os
-import threading
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -11,24 +9,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from bitwright.modes import random_numbers_kept
 from bitwright.torch_internals import version_of
 
 _OWN = frozenset(nn.Module().__dict__)  # what torch keeps in every module
 _KINDS = ("_modules", "_parameters", "_buffers")
 _CONTAINERS = frozenset({list, dict, set, deque})
 _UNCHANGED = (bool, int, float, str, type(None), torch.Size, tuple)
-
-
-_random = threading.RLock()  # torch has one generator for all threads
-
-
-def _new_lock() -> None:
-    """Start anew in a forked process, where the thread that may hold the lock does not go on."""
-    global _random
-    _random = threading.RLock()
-
-
-os.register_at_fork(after_in_child=_new_lock)
 
 
 @dataclass
@@ -57,7 +44,7 @@ def trial_run(model: nn.Module, origin: Mapping[int, torch.Tensor] | None = None
     record = TrialRun()
     modules = [m for m in model.modules() if not isinstance(m, torch.jit.ScriptModule)]
     states = [_State(module, origin or {}) for module in modules]
-    with _random, torch.random.fork_rng(devices=[]):
+    with random_numbers_kept():
         try:
             yield record
         finally:

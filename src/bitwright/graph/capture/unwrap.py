@@ -6,7 +6,6 @@ be quantized. The copy then has ``conv.weight`` where the original has ``conv.pa
 a state dict into the original, and prepare it anew.
 """
 
-import torch
 from torch import nn
 from torch.nn.utils import parametrize, remove_spectral_norm, remove_weight_norm
 from torch.nn.utils.spectral_norm import SpectralNorm
@@ -15,6 +14,7 @@ from torch.nn.utils.weight_norm import WeightNorm
 from bitwright.graph.capture.failures import call_model
 from bitwright.graph.differences import difference
 from bitwright.graph.names import replace_modules
+from bitwright.modes import random_numbers_kept
 from bitwright.torch_internals import compiled_original, pre_hooks
 
 
@@ -29,7 +29,7 @@ def unwrap(model: nn.Module) -> nn.Module:
 def fold_parametrizations(model: nn.Module) -> bool:
     """Compute every parametrized tensor once; say whether there was one."""
     folded = False
-    with torch.random.fork_rng(devices=[]):
+    with random_numbers_kept():
         for module in list(model.modules()):
             folded |= parametrize.is_parametrized(module) and _fold_class(module)
             for hook in [h for h in pre_hooks(module) if isinstance(h, WeightNorm | SpectralNorm)]:
