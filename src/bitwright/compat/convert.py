@@ -1,7 +1,7 @@
 """Read a config file of any dialect as a recipe: tell the dialect, and hand it to its translator."""
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,22 +29,22 @@ _BACKEND_KEYS = ("backend", "deploy_backend")
 def convert(path: str | Path) -> tuple[str, Recipe, list[str]]:
     """The dialect of a config file, its recipe, and notes on what has no equivalent there. No code is run."""
     where = Path(path)
+    data = _read(where)
+    for dialect, (keys, translate) in _DIALECTS.items():
+        if any(key in data for key in keys):
+            return dialect, *translate(data)
+    known = [*MQBENCH_KEYS, *SPARSEBIT_KEYS, *Recipe.model_fields, "quant_transformer", "extra_config"]
+    hints = "; ".join(f"{key!r}{suggest(str(key), known)}" for key in list(data)[:3]) or "it is empty"
+    raise ConfigError(f"{str(where)!r} is no config of a known dialect: {hints}")
+
+
+def _read(where: Path) -> Mapping[str, Any]:
     data = read_assignments(where, resolve) if where.suffix == ".py" else read_data(where, f"the config {str(where)!r}")
     if not isinstance(data, Mapping):
         raise ConfigError(f"{str(where)!r} must be a mapping of settings, not {data!r}")
     if "extra_config" in data:
         data = {**data["extra_config"], **{k: data[k] for k in _BACKEND_KEYS if k in data}}
-    if "quant_transformer" in data or "quan_policy" in data:
-        return "QuanTransformer", *quantrans.to_recipe(data.get("quant_transformer", data))
-    if any(key in data for key in MQBENCH_KEYS):
-        return "MQBench", *_mqbench(data)
-    if any(key in data for key in SPARSEBIT_KEYS):
-        return "Sparsebit", *sparsebit.to_recipe(data)
-    if any(key in data for key in Recipe.model_fields):
-        return "Bitwright", Recipe.parse(data), []
-    known = [*MQBENCH_KEYS, *SPARSEBIT_KEYS, *Recipe.model_fields, "quant_transformer", "extra_config"]
-    hints = "; ".join(f"{key!r}{suggest(str(key), known)}" for key in list(data)[:3]) or "it is empty"
-    raise ConfigError(f"{str(where)!r} is no config of a known dialect: {hints}")
+    return data
 
 
 def resolve(name: str) -> Any:
@@ -82,6 +82,23 @@ def _mqbench(data: Mapping[str, Any]) -> tuple[Recipe, list[str]]:
     if not given:
         notes.append("the file names no backend: 'academic' is taken; write backend: Tensorrt, or another")
     return recipe, notes
+
+
+def _quantrans(data: Mapping[str, Any]) -> tuple[Recipe, list[str]]:
+    return quantrans.to_recipe(data.get("quant_transformer", data))
+
+
+def _bitwright(data: Mapping[str, Any]) -> tuple[Recipe, list[str]]:
+    return Recipe.parse(data), []
+
+
+# The keys that tell a dialect, and its translator. The first that fits is taken.
+_DIALECTS: dict[str, tuple[Iterable[str], Callable[[Mapping[str, Any]], tuple[Recipe, list[str]]]]] = {
+    "QuanTransformer": (("quant_transformer", "quan_policy"), _quantrans),
+    "MQBench": (MQBENCH_KEYS, _mqbench),
+    "Sparsebit": (SPARSEBIT_KEYS, sparsebit.to_recipe),
+    "Bitwright": (Recipe.model_fields, _bitwright),
+}
 
 
 def _with_objects(extra: dict[str, Any]) -> dict[str, Any]:

@@ -19,9 +19,11 @@ def rename_ends(path: Path, input_names: list[str] | None, output_names: list[st
     graph = model.graph
     names: dict[str, str] = {}
     for kind, ends, wished in (("input", graph.input, input_names), ("output", graph.output, output_names)):
-        if wished is not None and len(wished) != len(ends):
+        if wished is None:
+            continue
+        if len(wished) != len(ends):
             raise ConfigError(f"{kind}_names has {len(wished)} names, the model {len(ends)} {kind}s: {list(wished)}")
-        names |= {end.name: wish for end, wish in zip(ends, wished or [], strict=False)}
+        names |= {end.name: wish for end, wish in zip(ends, wished, strict=True)}
     for end in (*graph.input, *graph.output):
         end.name = names.get(end.name, end.name)
     for node in graph.node:

@@ -46,11 +46,15 @@ def _candidates(model: nn.Module) -> Iterator[Inputs]:
     if len(needed) != 1:
         return
     like = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
-    layers = (
-        module for module in model.modules() if not any(module.children()) and any(True for _ in module.parameters())
-    )
-    for layer in islice(layers, _LAYERS):
+    for layer in islice(_layers(model), _LAYERS):
         yield from (Inputs((x.to(like.device),)) for x in _inputs_of(layer, like.dtype))
+
+
+def _layers(model: nn.Module) -> Iterator[nn.Module]:
+    """The modules that have Parameters and no modules inside."""
+    for module in model.modules():
+        if not any(module.children()) and next(module.parameters(), None) is not None:
+            yield module
 
 
 def _inputs_of(layer: Any, dtype: torch.dtype) -> Iterator[torch.Tensor]:

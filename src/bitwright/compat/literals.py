@@ -1,7 +1,7 @@
 """Read a Python file of settings without running it: literals, dict(...), names set above, and dotted names."""
 
 import ast
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,7 @@ from bitwright.errors import ConfigError, suggest
 
 ALLOWED = "literals, lists, tuples, sets, dicts, dict(…), names set above, and imported names such as torch.nn.Conv2d"
 Resolve = Callable[[str], Any]
+_COLLECTIONS: dict[type[ast.expr], Callable[[Iterable[Any]], Any]] = {ast.List: list, ast.Tuple: tuple, ast.Set: set}
 
 
 def read_assignments(path: str | Path, resolve: Resolve | None = None) -> dict[str, Any]:
@@ -41,15 +42,19 @@ class _Reader:
         return ConfigError(f"{self.where}:{getattr(node, 'lineno', 1)}: {what}")
 
     def statement(self, node: ast.stmt) -> None:
-        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
-            self.found[node.targets[0].id] = self.value(node.value)
-        elif isinstance(node, ast.Import):
-            self.imported.update({(a.asname or a.name.split(".")[0]): (a.asname and a.name) or "" for a in node.names})
-        elif isinstance(node, ast.ImportFrom):
-            prefix = "." * node.level + (node.module or "")
-            self.imported.update({(a.asname or a.name): f"{prefix}.{a.name}" for a in node.names})
-        elif not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):  # a docstring says nothing
-            raise self.refuse(node, f"{_shown(node)} is not allowed: a config is read, not run; write name = {ALLOWED}")
+        match node:
+            case ast.Assign(targets=[ast.Name(id=name)]):
+                self.found[name] = self.value(node.value)
+            case ast.Import():
+                self.imported.update(map(_bound, node.names))
+            case ast.ImportFrom():
+                prefix = "." * node.level + (node.module or "")
+                self.imported.update({(a.asname or a.name): f"{prefix}.{a.name}" for a in node.names})
+            case ast.Expr(value=ast.Constant()):
+                pass  # a docstring says nothing
+            case _:
+                what = f"{_shown(node)} is not allowed: a config is read, not run; write name = {ALLOWED}"
+                raise self.refuse(node, what)
 
     def value(self, node: ast.expr) -> Any:
         match node:
@@ -57,12 +62,8 @@ class _Reader:
                 return node.value
             case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)):
                 return -number
-            case ast.List():
-                return [self.value(item) for item in node.elts]
-            case ast.Tuple():
-                return tuple(self.value(item) for item in node.elts)
-            case ast.Set():
-                return {self.value(item) for item in node.elts}
+            case ast.List() | ast.Tuple() | ast.Set():
+                return _COLLECTIONS[type(node)](map(self.value, node.elts))
             case ast.Dict():
                 return self.pairs(node, [(None if k is None else self.value(k), v) for k, v in _items(node)])
             case ast.Call(func=ast.Name(id="dict"), args=[]):
@@ -89,13 +90,21 @@ class _Reader:
             return self.found[dotted]
         head, _, tail = dotted.partition(".")
         if self.resolve is not None and (head in self.imported or tail):
-            full = ".".join(p for p in (self.imported.get(head) or head, tail) if p)
+            full = ".".join(p for p in (self.imported.get(head, head), tail) if p)
             try:
                 return self.resolve(full)
             except ConfigError as error:
                 raise self.refuse(node, str(error)) from error
         hint = suggest(dotted, [*self.found, *self.imported])
         raise self.refuse(node, f"the name {dotted} is set nowhere above (or needs quotes){hint}")
+
+
+def _bound(alias: ast.alias) -> tuple[str, str]:
+    """The name that ``import a.b`` or ``import a.b as c`` sets, and what it stands for."""
+    if alias.asname:
+        return alias.asname, alias.name
+    head = alias.name.partition(".")[0]
+    return head, head
 
 
 def _items(node: ast.Dict) -> list[tuple[ast.expr | None, ast.expr]]:

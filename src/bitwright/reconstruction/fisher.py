@@ -29,15 +29,21 @@ class Importance:
         known = [key for key, value in seen.items() if value.requires_grad]
         grads = torch.autograd.grad(gap, [seen[key] for key in known], allow_unused=True)
         for key, grad in zip(known, grads, strict=True):
-            if grad is None:
-                continue
-            square = (grad.float() * grad.shape[0]).square().sum(0) if grad.ndim else grad.square()
-            if key in self._sums and self._sums[key].shape != square.shape:
-                raise ConfigError(
-                    f"reconstruct: the loss 'fisher' needs batches of one shape, but {key} has results of "
-                    f"{tuple(self._sums[key].shape)} and {tuple(square.shape)}; use loss='mse'"
-                )
-            self._sums[key] = self._sums[key] + square if key in self._sums else square
+            if grad is not None:
+                self._add_square(key, grad)
+
+    def _add_square(self, key: Hashable, grad: Tensor) -> None:
+        square = (grad.float() * grad.shape[0]).square().sum(0) if grad.ndim else grad.square()
+        before = self._sums.get(key)
+        if before is None:
+            self._sums[key] = square
+        elif before.shape == square.shape:
+            self._sums[key] = before + square
+        else:
+            raise ConfigError(
+                f"reconstruct: the loss 'fisher' needs batches of one shape, but {key} has results of "
+                f"{tuple(before.shape)} and {tuple(square.shape)}; use loss='mse'"
+            )
 
     def of(self, key: Hashable) -> Tensor | None:
         """The importance of each value of one sample's result, or None if it has no influence."""

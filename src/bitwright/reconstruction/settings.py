@@ -34,10 +34,7 @@ class Settings:
             if value not in get_args(known):
                 raise ConfigError(f"reconstruct: {name} cannot be {value!r}{suggest(str(value), get_args(known))}")
         for name, lowest, highest in _LIMITS:
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not lowest <= value <= highest:
-                span = f"at least {lowest:g}" if highest == _MANY else f"from {lowest:g} to {highest:g}"
-                raise ConfigError(f"reconstruct: {name} is a number {span}, not {value!r}")
+            _check_number(name, getattr(self, name), lowest, highest)
         for name in ("steps", "batch_size", "merge", "seed"):
             if not isinstance(getattr(self, name), int):
                 raise ConfigError(f"reconstruct: {name} is a whole number, not {getattr(self, name)!r}")
@@ -77,3 +74,9 @@ _LIMITS = (
     ("merge", 1, _MANY),
     ("seed", 0, 2**31),
 )
+
+
+def _check_number(name: str, value: object, lowest: float, highest: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not lowest <= value <= highest:
+        span = f"at least {lowest:g}" if highest == _MANY else f"from {lowest:g} to {highest:g}"
+        raise ConfigError(f"reconstruct: {name} is a number {span}, not {value!r}")

@@ -1,6 +1,7 @@
 """``extra_fuse_dict``: chains of modules that the user's own methods fuse, before the model is prepared."""
 
 import copy
+import itertools
 import logging
 from collections import Counter
 from collections.abc import Mapping
@@ -12,7 +13,7 @@ from bitwright.compat.keys import section
 from bitwright.compat.mqbench.fuser_method_mappings import DEFAULT_METHODS, Chain, ConvBNReLUFusion, Fuse
 from bitwright.errors import ConfigError
 from bitwright.graph import Inputs, capture_model
-from bitwright.graph.names import put_submodule
+from bitwright.graph.names import put_submodule, qualified
 
 _log = logging.getLogger(__name__)
 KEYS = ["additional_fuser_method_mapping", "additional_fusion_pattern", "additional_qat_module_mapping"]
@@ -51,14 +52,14 @@ def fuse_chains(
     wanted = {c: m for c, m in methods.items() if not (folds_norms and DEFAULT_METHODS.get(c) is m)}
     if not wanted:
         return model
-    classes = {cls for chain in wanted for cls in chain if any(type(m) is cls for m in model.modules())}
+    classes = {type(m) for m in model.modules()}.intersection(itertools.chain(*wanted))
     captured = capture_model(model, inputs, leaves=classes, **capturing)
     whole = copy.deepcopy(model)
     done: set[str] = set()
     unused = set(wanted)
     for prefix, region in captured.regions.items():
         for chain, names in _find(region, sorted(wanted, key=len, reverse=True)):
-            paths = [f"{prefix}.{name}" if prefix else name for name in names]
+            paths = [qualified(prefix, name) for name in names]
             if done.isdisjoint(paths):
                 _fuse(whole, paths, wanted[chain])
                 done.update(paths)
@@ -89,14 +90,20 @@ def _find(region: fx.GraphModule, chains: list[Chain]) -> list[tuple[Chain, list
     found = []
     for node in region.graph.nodes:
         for chain in chains:
-            nodes: list[fx.Node] = [node]
-            while len(nodes) < len(chain) and len(nodes[-1].users) == 1:
-                nodes.append(next(iter(nodes[-1].users)))
+            nodes = _single_file(node, len(chain))
             names = [str(n.target) for n in nodes if n.op == "call_module" and calls[str(n.target)] == 1]
-            if len(names) == len(chain) and tuple(type(region.get_submodule(n)) for n in names) == chain:
+            if tuple(type(region.get_submodule(n)) for n in names) == chain:
                 found.append((chain, names))
                 break
     return found
+
+
+def _single_file(node: fx.Node, length: int) -> list[fx.Node]:
+    """At most so many nodes from ``node`` on, each the only one that reads the node before it."""
+    nodes = [node]
+    while len(nodes) < length and len(nodes[-1].users) == 1:
+        nodes.append(next(iter(nodes[-1].users)))
+    return nodes
 
 
 def _chain(key: Any, where: str) -> Chain:

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from bitwright.compat.quantrans.quantops.builder import QUANLAYERS
+from bitwright.compat.quantrans.quantops.options import operator_class
 from bitwright.errors import ConfigError
 from bitwright.modes import random_numbers_kept
 from bitwright.torch_internals import MODULE_STATE
@@ -26,16 +27,14 @@ def quantized_twin(layer: nn.Module, quan_args: Mapping[str, Any], name: str) ->
     cls = QUANLAYERS.class_of(quan_args, f"{name!r}: ")
     if parametrize.is_parametrized(layer):
         raise ConfigError(f"{name!r} has a parametrization: call remove_parametrizations() before quantizing it")
-    operator = next(c for c in cls.__mro__ if c.__module__.startswith("torch.nn"))
+    operator = operator_class(cls)
     if not isinstance(layer, operator):
         raise ConfigError(f"{cls.__name__} is a kind of {operator.__name__}: {name!r} is a {type(layer).__name__}")
     own = constructor_arguments(layer, name)
     both = [key for key in own if key in quan_args]
     if both:
         raise ConfigError(f"{cls.__name__} takes {both[0]} from the layer {name!r}: leave it out of the config")
-    accepted = inspect.signature(cls).parameters
-    all_accepted = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
-    given = {key: value for key, value in own.items() if all_accepted or key in accepted}
+    given = _accepted(cls, own)
     try:
         with random_numbers_kept():  # the fresh weights are thrown away
             twin = QUANLAYERS.build({**copy.deepcopy(dict(quan_args)), **given})
@@ -45,6 +44,14 @@ def quantized_twin(layer: nn.Module, quan_args: Mapping[str, Any], name: str) ->
         _check_shapes(layer, twin, name)
     _carry_over(layer, twin, quan_args)
     return twin
+
+
+def _accepted(cls: type[nn.Module], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the arguments that the constructor of a class takes."""
+    parameters = inspect.signature(cls).parameters
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return dict(arguments)
+    return {key: value for key, value in arguments.items() if key in parameters}
 
 
 def constructor_arguments(layer: nn.Module, name: str) -> dict[str, Any]:

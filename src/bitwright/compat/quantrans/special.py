@@ -25,16 +25,11 @@ class SpecialLayers(dict[str, Any]):
     @classmethod
     def read(cls, given: Any) -> Self:
         """Read ``dict(layers_name=[…], convert_type=[…])``, the same as attributes of an object, or None."""
-        if given is None or isinstance(given, cls):
-            return cls() if given is None else given
-        if isinstance(given, Mapping):
-            lists: list[Any] = [section("special_layers", given, _KEYS).get(key, []) for key in _KEYS]
-        else:
-            lists = [getattr(given, key, None) for key in _KEYS]
-        for key, value in zip(_KEYS, lists, strict=True):
-            if not isinstance(value, list | tuple):
-                raise ConfigError(f"special_layers needs the list {key}, not {value!r}")
-        names, types = lists
+        if given is None:
+            return cls()
+        if isinstance(given, cls):
+            return given
+        names, types = _lists(given)
         if len(names) != len(types):
             raise ConfigError(
                 f"special_layers has {len(names)} names in layers_name and {len(types)} dicts in convert_type: "
@@ -44,3 +39,14 @@ class SpecialLayers(dict[str, Any]):
         if twice is not None:
             raise ConfigError(f"special_layers names {twice!r} twice")
         return cls(zip(names, types, strict=True))
+
+
+def _lists(given: Any) -> list[Any]:
+    if isinstance(given, Mapping):
+        lists = [section("special_layers", given, _KEYS).get(key, []) for key in _KEYS]
+    else:
+        lists = [getattr(given, key, None) for key in _KEYS]
+    for key, value in zip(_KEYS, lists, strict=True):
+        if not isinstance(value, list | tuple):
+            raise ConfigError(f"special_layers needs the list {key}, not {value!r}")
+    return lists

@@ -63,13 +63,10 @@ class Basemtransformer(nn.Module):
     ) -> dict[nn.Module, tuple[str, Mapping[str, Any]]]:
         """For every layer to be replaced, its name and the dict that describes the quantized layer."""
         special = SpecialLayers.read(self.special_layers)
-        names = {name: module for name, module in model.named_modules(remove_duplicate=False) if name}
+        names = dict(model.named_modules(remove_duplicate=False))
+        del names[""]
         excluded = [exclude_layers] if isinstance(exclude_layers, str) else list(exclude_layers)
-        check_names("exclude_layers", excluded, names)
-        check_names("special_layers", special, names)
-        both = [name for name in special if _inside(name, excluded)]
-        if both:
-            raise ConfigError(f"{both[0]!r} is in special_layers and in exclude_layers: it cannot be both")
+        _check_layers(special, excluded, names)
         found: dict[nn.Module, tuple[str, Mapping[str, Any]]] = {}
         for name, module in (names or {"": model}).items():
             args = special.get(name) or self.register_dict.get(type_before_parametrizations(module))
@@ -87,6 +84,14 @@ class Basemtransformer(nn.Module):
         present = Counter(type(m).__name__ for m in model.modules() if not any(m.children()))
         has = ", ".join(f"{count} {name}" for name, count in present.most_common(8))
         return f"no layer of the model is replaced: quan_policy speaks of {wanted}, the model has {has}"
+
+
+def _check_layers(special: Iterable[str], excluded: list[str], names: Iterable[str]) -> None:
+    check_names("exclude_layers", excluded, names)
+    check_names("special_layers", special, names)
+    for name in special:
+        if _inside(name, excluded):
+            raise ConfigError(f"{name!r} is in special_layers and in exclude_layers: it cannot be both")
 
 
 def _inside(name: str, modules: Iterable[str]) -> bool:
@@ -120,15 +125,17 @@ class mTransformerV2(Basemtransformer):
         if kwargs:
             _log.warning("%s makes nothing of %s", type(self).__name__, ", ".join(kwargs))
         self.special_layers = SpecialLayers.read(special_layers)
-        self.register_dict = OrderedDict()
-        for key, value in (quan_policy or {}).items():
-            cls = getattr(nn, key, None)
-            if not isinstance(cls, type) or not issubclass(cls, nn.Module):
-                known = [n for n, c in vars(nn).items() if isinstance(c, type) and issubclass(c, nn.Module)]
-                raise UnknownNameError(f"quan_policy: torch.nn has no layer {key!r}{suggest(key, known)}")
-            self.register_dict[cls] = value
-        for where, args in [*(quan_policy or {}).items(), *self.special_layers.items()]:
+        policy = quan_policy or {}
+        self.register_dict = OrderedDict((_layer_class(name), args) for name, args in policy.items())
+        for where, args in [*policy.items(), *self.special_layers.items()]:
             QUANLAYERS.class_of(args, f"{where!r}: ")
+
+
+def _layer_class(name: str) -> type[nn.Module]:
+    known = {n: c for n, c in vars(nn).items() if isinstance(c, type) and issubclass(c, nn.Module)}
+    if name not in known:
+        raise UnknownNameError(f"quan_policy: torch.nn has no layer {name!r}{suggest(name, known)}")
+    return known[name]
 
 
 @QUANTRANSFORMERS.register_module()

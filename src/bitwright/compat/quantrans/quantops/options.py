@@ -88,12 +88,16 @@ _ONLY: dict[str, Any] = {
 }
 
 
+def operator_class(layer: type[nn.Module]) -> type[nn.Module]:
+    """The class of torch.nn that a quantized layer is derived from."""
+    return next(c for c in layer.__mro__ if c.__module__.startswith("torch.nn"))
+
+
 def split_options(
     layer: type[nn.Module], known: frozenset[str], defaults: Mapping[str, Any], given: Mapping[str, Any]
 ) -> tuple[Options, dict[str, Any]]:
     """Tell a layer's own arguments from its operator's; raise for those that neither has."""
-    operator = next(c for c in layer.__mro__ if c.__module__.startswith("torch.nn"))
-    theirs = list(inspect.signature(operator).parameters)
+    theirs = list(inspect.signature(operator_class(layer)).parameters)
     names = [*known, *(s for s, name in _SYNONYMS.items() if name in known)]
     ours: dict[str, Any] = {}
     rest: dict[str, Any] = {}
