@@ -357,6 +357,8 @@ def test_the_random_numbers_of_the_user_are_not_used_up():
         ("quant = 1\nx = quantt", r"quant.py:2: the name quantt is set nowhere above .*: did you mean 'quant'"),
         ("x = dict(a=1,\n  b=", r"quant.py:1: this is not Python"),
         ("x = {'a': 1, 'a': 2}", r"quant.py:1: the key 'a' is given twice"),
+        ("y = 1\nx = {[1]}", r"quant.py:2: a list, set or dict cannot be a key"),
+        ("x = {'a': {(1, [2]): 3}}", r"quant.py:1: a list, set or dict cannot be a key"),
         ("x = __import__('os').name", r"quant.py:1: .* is not allowed"),
         ("x = torch.nn.Conv2d", r"quant.py:1: the name 'torch.nn.Conv2d' means nothing in a config"),
         ("x = Qmodes.kernelwise", r"quant.py:1: Qmodes has no 'kernelwise': did you mean 'kernel_wise'"),

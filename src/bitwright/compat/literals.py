@@ -44,7 +44,11 @@ class _Reader:
     def statement(self, node: ast.stmt) -> None:
         match node:
             case ast.Assign(targets=[ast.Name(id=name)]):
-                self.found[name] = self.value(node.value)
+                try:
+                    self.found[name] = self.value(node.value)
+                except TypeError as error:  # unhashable
+                    what = "a list, set or dict cannot be a key of a dict or an element of a set"
+                    raise self.refuse(node, what) from error
             case ast.Import():
                 self.imported.update(map(_bound, node.names))
             case ast.ImportFrom():
