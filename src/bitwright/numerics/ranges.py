@@ -13,7 +13,6 @@ from torch import Tensor
 from bitwright.spec import QuantSpec
 
 SMALLEST_SCALE = 2.0**-60  # the product of two of them, the scale of a bias, is still a normal float32
-SCALE_OF_ZEROS = 2.0**-20  # so that a bias in units of it still fits into int32, without raising the other scale
 
 
 def scale_and_zero_point(lo: Tensor, hi: Tensor, spec: QuantSpec) -> tuple[Tensor, Tensor]:
@@ -34,5 +33,5 @@ def symmetric_scale(amax: Tensor, spec: QuantSpec) -> tuple[Tensor, Tensor]:
 
 
 def _usable(scale: Tensor, spec: QuantSpec) -> Tensor:
-    scale = torch.where(scale == 0, SCALE_OF_ZEROS, scale.clamp(min=SMALLEST_SCALE))  # NaN stays
+    scale = scale.clamp(min=SMALLEST_SCALE)
     return torch.exp2(torch.round(torch.log2(scale))) if spec.power_of_two else scale

@@ -11,9 +11,13 @@ from torch import Tensor
 
 from bitwright.errors import CalibrationError, ConfigError
 from bitwright.numerics import scale_and_zero_point
+from bitwright.numerics.ranges import SMALLEST_SCALE
 from bitwright.observers.state.rows import as_params, as_rows, row_min_max
 from bitwright.registry import Registry
 from bitwright.spec import PerTensor, QuantSpec
+
+SCALE_OF_ZEROS = 2.0**-20
+"""The scale of a tensor of zeros: a bias in units of it fits into int32 without raising the scale of the weights."""
 
 OBSERVERS: Registry[type["Observer"]] = Registry("observer")
 
@@ -137,7 +141,8 @@ class Observer(ABC):
         lo, hi = self.range()
         if not bool(torch.isfinite(lo).all() & torch.isfinite(hi).all()):
             raise CalibrationError("NaN or infinity was seen")
-        return scale_and_zero_point(lo, hi, self.spec)
+        scale, zero_point = scale_and_zero_point(lo, hi, self.spec)
+        return torch.where(scale <= 2 * SMALLEST_SCALE, SCALE_OF_ZEROS, scale), zero_point
 
     def reset(self) -> None:
         """Forget everything that was seen; the options and the spec stay."""
