@@ -89,19 +89,19 @@ def calibrate(
 
 
 def _say_what_is_untrained(model: nn.Module, found: list[TensorQuantizer]) -> None:
-    """Log, and note in the ledger, which tensors were asked to be rounded as only reconstruction can teach."""
-    notes = ledger_of(model).notes
+    """Log, and note in the ledger, what was asked for that calibration alone does not do."""
+    said = []
     for name in dict.fromkeys(q.method_name for q in found if q.method.reconstruction):
         asked = [q for q in found if q.method_name == name and q.method.reconstruction]
         first = asked[0].label or "tensor"
-        note = (
+        said.append(
             f"{name} was asked for {len(asked)} tensors (the first is {first}), but calibration alone rounds them to "
             f"nearest: bw.reconstruct(model, batches, method={asked[0].method.reconstruction!r}) learns the rounding"
         )
-        _log.warning(note)
-        notes += [note] if note not in notes else []
-    note = uncorrected_note(model)
-    if note is not None:
+    uncorrected = uncorrected_note(model)
+    said += [] if uncorrected is None else [uncorrected]
+    notes = ledger_of(model).notes
+    for note in said:
         _log.warning(note)
         notes += [note] if note not in notes else []
 
