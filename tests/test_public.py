@@ -23,6 +23,7 @@ PUBLIC = [
     "calibrate",
     "correct",
     "correct_bias",
+    "correct_bias_analytically",
     "explain_capture",
     "export",
     "fit_weight_ranges",

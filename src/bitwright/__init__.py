@@ -7,7 +7,14 @@ if TYPE_CHECKING:
     from bitwright.analysis import analyze
     from bitwright.bit_search import search_bits, sensitivity
     from bitwright.calibration import calibrate
-    from bitwright.correction import correct, correct_bias, fit_weight_ranges, gptq, reestimate_norms
+    from bitwright.correction import (
+        correct,
+        correct_bias,
+        correct_bias_analytically,
+        fit_weight_ranges,
+        gptq,
+        reestimate_norms,
+    )
     from bitwright.exporting import export
     from bitwright.graph import (
         InputMatchType,
@@ -36,6 +43,7 @@ _HOMES = {
     "calibrate": "bitwright.calibration",
     "correct": "bitwright.correction",
     "correct_bias": "bitwright.correction",
+    "correct_bias_analytically": "bitwright.correction",
     "fit_weight_ranges": "bitwright.correction",
     "gptq": "bitwright.correction",
     "reestimate_norms": "bitwright.correction",
@@ -84,6 +92,7 @@ __all__ = [
     "calibrate",
     "correct",
     "correct_bias",
+    "correct_bias_analytically",
     "explain_capture",
     "export",
     "fit_weight_ranges",

@@ -4,6 +4,7 @@ Each is one function of a model and of batches; :func:`correct` runs those that 
 they change are the model's own parameters and the ranges of its quantizers, so export and verify need not know of them.
 """
 
+from bitwright.correction.analytic_bias import correct_bias_analytically
 from bitwright.correction.bias import correct_bias
 from bitwright.correction.gptq import gptq
 from bitwright.correction.norms import reestimate_norms
@@ -11,4 +12,12 @@ from bitwright.correction.outcome import Correction
 from bitwright.correction.steps import correct
 from bitwright.correction.weight_ranges import fit_weight_ranges
 
-__all__ = ["Correction", "correct", "correct_bias", "fit_weight_ranges", "gptq", "reestimate_norms"]
+__all__ = [
+    "Correction",
+    "correct",
+    "correct_bias",
+    "correct_bias_analytically",
+    "fit_weight_ranges",
+    "gptq",
+    "reestimate_norms",
+]

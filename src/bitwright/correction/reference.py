@@ -5,7 +5,7 @@ the parameters, and those that follow compare with it. Whatever else changes the
 loading say, makes them the new original.
 """
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -40,6 +40,17 @@ class Original:
             for quantizer, mode in modes.items():
                 quantizer.mode = mode
 
+    @contextmanager
+    def restored(self, model: nn.Module) -> Generator[None, None, None]:
+        """Give a model the parameters and buffers that it had, for a while."""
+        tensors = {n: v for n, v in float_state_dict(model).items() if isinstance(v, Tensor) and n in self.state}
+        now = {name: value.detach().clone() for name, value in tensors.items()}
+        try:
+            _copy(self.state, tensors)
+            yield
+        finally:
+            _copy(now, tensors)
+
 
 @contextmanager
 def correcting(model: nn.Module) -> Generator[Original, None, None]:
@@ -49,6 +60,12 @@ def correcting(model: nn.Module) -> Generator[Original, None, None]:
     yield original
     original.marks = _marks(model)
     model.__dict__[_KEPT] = original
+
+
+def _copy(source: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> None:
+    with torch.no_grad():
+        for name, value in target.items():
+            value.copy_(source[name])
 
 
 def _marks(model: nn.Module) -> list[float]:

@@ -6,6 +6,7 @@ from typing import Any
 from torch import nn
 
 from bitwright.calibration import uncorrected_note
+from bitwright.correction.analytic_bias import correct_bias_analytically
 from bitwright.correction.bias import correct_bias
 from bitwright.correction.gptq import gptq
 from bitwright.correction.norms import reestimate_norms
@@ -19,6 +20,7 @@ STEPS: dict[str, Callable[..., Correction]] = {
     "weight_ranges": fit_weight_ranges,
     "gptq": gptq,
     "norms": reestimate_norms,
+    "analytic_bias": lambda model, _batches, progress=None: correct_bias_analytically(model),
     "bias": correct_bias,
 }
 
@@ -37,8 +39,8 @@ def correct(
     Args:
         model: a prepared and calibrated model; it is changed in place.
         batches: as for ``calibrate``, to be read several times; a few hundred images.
-        steps: what to do, in this order: ``"weight_ranges"``, ``"gptq"``, ``"norms"``, ``"bias"``; by default what the
-            recipe says under ``correct``, or else GPTQ, norms and bias.
+        steps: what to do, in this order: ``"weight_ranges"``, ``"gptq"``, ``"norms"``, ``"analytic_bias"``,
+            ``"bias"``; by default what the recipe says under ``correct``, or else GPTQ, norms and bias.
         progress: show progress bars; by default only on a terminal.
 
     Returns:
