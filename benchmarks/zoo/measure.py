@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
-import onnx
 import torch
 from torch import nn
 
@@ -22,10 +21,10 @@ from benchmarks.zoo.libraries import declare_torchvision_operators
 from benchmarks.zoo.meter import Meter
 from benchmarks.zoo.row import DONE, Row
 from benchmarks.zoo.weights import call, make_sane
+from bitwright.exporting.formats import FORMATS
 from bitwright.verification import RUNTIMES, Proof
 
 T = TypeVar("T")
-LIMITS = {"largest": 1}  # a gap of at most one step
 FLOAT_EXPORT = "torch's export"
 _RUNS, _WARM_UP, _MOST_SECONDS = 30, 3, 12.0
 _MOST_LINES = 60
@@ -78,9 +77,7 @@ class Measuring:
         proof = self._step(
             row,
             "verify",
-            lambda: bw.verify(
-                qmodel, file, [self.fresh], runtimes=[backend], limits=LIMITS, latency=False, progress=False
-            ),
+            lambda: bw.verify(qmodel, file, [self.fresh], runtimes=[backend], latency=False, progress=False),
         )
         _note_proof(row, proof, backend)
         self._step(row, "time", lambda: self._time(row, file, backend))
@@ -105,10 +102,10 @@ class Measuring:
         if not self.float_file.exists():
             return
         runtime = RUNTIMES.get(backend)()
-        protos = [onnx.load(str(path)) for path in (file, self.float_file)]
-        sessions = [runtime.session(proto, threads=1) for proto in protos]
+        files = [FORMATS.get("onnx")().read(path) for path in (file, self.float_file)]
+        sessions = [runtime.open(read, threads=1) for read in files]
         for batch in (self.sample, self.example):
-            feeds = [_feeds(proto, batch) for proto in protos]
+            feeds = [_feeds(read.inputs, batch) for read in files]
             try:
                 for session, feed in zip(sessions, feeds, strict=True):
                     session(feed)
@@ -171,8 +168,7 @@ def _floats(value: object) -> Iterator[torch.Tensor]:
             yield from _floats(part)
 
 
-def _feeds(proto: onnx.ModelProto, batch: Batch) -> dict[str, np.ndarray]:
-    names = [i.name for i in proto.graph.input]
+def _feeds(names: list[str], batch: Batch) -> dict[str, np.ndarray]:
     values = batch if isinstance(batch, dict) else {names[0]: batch}
     return {name: values[name].numpy() for name in names}
 
@@ -210,10 +206,10 @@ def _logged_to(row: Row) -> Iterator[None]:
         logger.removeHandler(handler)
 
 
-def _warm_up(place: Path) -> None:
+def _warm_up(place: Path, backends: list[str]) -> None:
     """Import and compile whatever the first export and the first session of a process pay for."""
     net, x = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)), torch.randn(2, 4)
-    for backend in RUNTIMES:
+    for backend in backends:
         qmodel = bw.calibrate(bw.prepare(net, x, backend=backend), [x], progress=False)
         file = bw.export(qmodel, place / "warm_up.onnx")
         bw.verify(qmodel, file, [x], runtimes=[backend], latency=False, progress=False)
@@ -230,7 +226,7 @@ def main() -> None:
     torch.set_num_threads(1)
     declare_torchvision_operators()
     with tempfile.TemporaryDirectory() as place:
-        _warm_up(Path(place))
+        _warm_up(Path(place), given.backends)
         measuring = Measuring(FAMILIES[given.family], given.folder, Path(place))
         measuring.export_float()
         for backend in given.backends:
