@@ -145,5 +145,5 @@ def _add(digest: Any, value: Any) -> None:  # noqa: ANN401
         for item in value:
             _add(digest, item)
     else:
-        plain = isinstance(value, bool | int | float | str | None)
+        plain = isinstance(value, bool | int | float | str | bytes | None)
         digest.update((repr(value) if plain else type(value).__qualname__).encode())

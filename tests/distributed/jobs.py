@@ -91,6 +91,19 @@ def calibration(rank, world, folder):
     return found
 
 
+def measuring(rank, world, folder):
+    model, mine = bw.calibrate(prepared(), data(2), uneven=True), data()[rank::world]
+    found = {metric: worth(bw.sensitivity(model, mine, metric)) for metric in ("kl", "mse", "sqnr")}
+    found["score"] = worth(bw.sensitivity(model, mine, lambda m: float(m(mine[0]).mean())))
+    found["no data"] = refused(lambda: bw.sensitivity(model, mine if rank == 0 else []))
+    found["bits"] = bw.search_bits(model, mine, {"size": 700}, bits=(2, 4, 8), checkpoint=folder / "bits").bits
+    return found
+
+
+def worth(result):
+    return {layer.name: layer.alone for layer in result.layers}
+
+
 def qat(rank, world, folder):
     from torch.distributed.fsdp import fully_shard
 

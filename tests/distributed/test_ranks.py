@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import bitwright as bw
-from tests.distributed.jobs import FREE, data, plain, prepared, scales, training
+from tests.distributed.jobs import FREE, data, plain, prepared, scales, training, worth
 
 ROOT = Path(__file__).parents[2]
 
@@ -33,7 +33,7 @@ def run(jobs, folder):
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    return run("calibration,qat", tmp_path_factory.mktemp("ranks"))
+    return run("calibration,measuring,qat", tmp_path_factory.mktemp("ranks"))
 
 
 def test_observers_without_an_order_find_the_same_ranges_to_the_bit(found):
@@ -76,6 +76,21 @@ def test_one_rank_writes_and_all_read(found):
     assert found[0]["calibration"]["file"].startswith("SaveError: the folder")
     assert found[1]["calibration"]["file"].startswith("DistributedError: rank 0 failed: SaveError: the folder")
     assert found[0]["calibration"]["exported"] == found[1]["calibration"]["exported"] != []
+
+
+def test_measuring_finds_what_one_rank_finds_to_the_bit(found):
+    ordered = [*data()[::2], *data()[1::2]]
+    model = bw.calibrate(prepared(), [*data(2), *data(2)])
+    for metric in ("kl", "mse", "sqnr"):
+        one = worth(bw.sensitivity(model, ordered, metric))
+        assert [rank["measuring"][metric] for rank in found] == [one, one]
+    scored = [worth(bw.sensitivity(model, [batch], lambda m, b=batch: float(m(b).mean()))) for batch in data(2)]
+    for rank in found:
+        for name, value in rank["measuring"]["score"].items():
+            assert value == pytest.approx((scored[0][name] + scored[1][name]) / 2)
+        assert "the data to measure with is empty" in rank["measuring"]["no data"]
+    bits = bw.search_bits(model, ordered, {"size": 700}, bits=(2, 4, 8)).bits
+    assert [rank["measuring"]["bits"] for rank in found] == [bits, bits]
 
 
 def test_training_keeps_in_step(found):

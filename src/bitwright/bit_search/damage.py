@@ -10,8 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bitwright.calibration import as_batches, as_inputs
+from bitwright.checkpoints import digest_of
+from bitwright.distributed import TIMEOUT, Ranks
 from bitwright.errors import CalibrationError, ConfigError, suggest
 from bitwright.modes import eval_mode
+from bitwright.observer_state import identity_of
 from bitwright.preparation import ledger_of
 from bitwright.quantizer import Mode, TensorQuantizer, quantizers
 from bitwright.reconstruction.losses import prediction_gap
@@ -31,25 +34,43 @@ class Damage:
         metric: ``"kl"``: of the softmax of logits, squared error for other results; ``"mse"``: relative to the results'
             power; ``"sqnr"``: minus the ratio of signal and noise in dB; or a function of the model that gives a score,
             such as the accuracy: the damage is by how much it falls.
+        ranks: all processes, each with its share of the data; by default there is one only. Batches count in the order
+            of the ranks, as if one had them all; scores are averaged.
     """
 
-    def __init__(self, model: nn.Module, batches: Iterable[Any], metric: Metric) -> None:
+    def __init__(self, model: nn.Module, batches: Iterable[Any], metric: Metric, ranks: Ranks | None = None) -> None:
         if not callable(metric) and metric not in get_args(MetricName):
             known = get_args(MetricName)
             raise ConfigError(
                 f"the metric cannot be {metric!r}{suggest(str(metric), known)}, or a function of the model"
             )
-        self.model, self.metric = model, metric
+        self.model, self.metric, self.ranks = model, metric, ranks or Ranks(None, TIMEOUT)
         self.active = [q for q in quantizers(model).values() if q.quantizes]
         if not self.active:
             raise CalibrationError("no quantizer of the model is quantizing: calibrate it first")
         count = len(ledger_of(model).example.args)
-        self.inputs = [as_inputs(batch, count) for batch in as_batches(batches)]
-        if not self.inputs:
-            raise CalibrationError("the data to measure with is empty: it gave no batch")
-        with self.only([]):
-            self.score = metric(model) if callable(metric) else 0.0
-            self.exact = [] if callable(metric) else [self._results(i) for i in range(len(self.inputs))]
+        self.exact: list[list[Tensor]] = []
+        self.score = 0.0
+        with self.ranks.together(CalibrationError):
+            self.inputs = [as_inputs(batch, count) for batch in as_batches(batches)]
+            if not self.inputs:
+                raise CalibrationError("the data to measure with is empty: it gave no batch")
+            if not callable(metric):
+                with self.only([]):
+                    self.exact = [self._results(i) for i in range(len(self.inputs))]
+        if callable(metric):
+            self.score = self._scored(metric, [])
+
+    def identity(self) -> dict[str, str]:
+        """What the damages depend on, each as a digest; raise unless all ranks have the same model."""
+        model = identity_of(self.model)
+        state = {name: dict(q.state_dict()) for name, q in quantizers(self.model).items()}
+        model |= {"calibration": digest_of(state)}
+        for what, digest in model.items():
+            self.ranks.agree(f"the {what}", digest)
+        mine = digest_of([(inputs.args, inputs.kwargs) for inputs in self.inputs])
+        word = self.metric if isinstance(self.metric, str) else getattr(self.metric, "__qualname__", "a function")
+        return {**model, "data set": digest_of(self.ranks.gather(mine.encode())), "metric": word}
 
     @contextmanager
     def only(self, chosen: Iterable[TensorQuantizer]) -> Iterator[None]:
@@ -61,25 +82,28 @@ class Damage:
 
     def of(self, chosen: Iterable[TensorQuantizer]) -> float:
         """The damage that these quantizers do alone."""
-        with self.only(chosen):
-            if callable(self.metric):
-                return float(self.score) - float(self.metric(self.model))
-            return self._compared(self.metric)
-
-    def _compared(self, metric: MetricName) -> float:
-        terms = []
-        noise = signal = 0.0
-        for number, wanted in enumerate(self.exact):
-            results = self._results(number)
-            if metric == "kl":
-                terms.append(float(prediction_gap(results, wanted)))
-            else:
-                terms.append(_relative(results, wanted))
-            noise += sum(float((r - w).double().square().sum()) for r, w in zip(results, wanted, strict=True))
-            signal += sum(float(w.double().square().sum()) for w in wanted)
-        if metric == "sqnr":
+        if callable(self.metric):
+            return self.score - self._scored(self.metric, chosen)
+        with self.ranks.together(CalibrationError), self.only(chosen):
+            mine = torch.tensor([self._terms(i) for i in range(len(self.exact))], dtype=torch.float64)
+        found = torch.cat([each["terms"] for each in self.ranks.gather_tensors({"terms": mine})]).tolist()
+        if self.metric == "sqnr":
+            noise, signal = sum(n for _, n, _ in found), sum(s for _, _, s in found)
             return -math.inf if noise == 0.0 else 10.0 * math.log10(noise / max(signal, 1e-300))
-        return sum(terms) / len(terms)
+        return sum(term for term, _, _ in found) / len(found)
+
+    def _scored(self, metric: Callable[[nn.Module], float], chosen: Iterable[TensorQuantizer]) -> float:
+        with self.ranks.together(CalibrationError), self.only(chosen):
+            mine = torch.tensor([float(metric(self.model))], dtype=torch.float64)
+        scores = [each["score"].item() for each in self.ranks.gather_tensors({"score": mine})]
+        return sum(scores) / len(scores)
+
+    def _terms(self, number: int) -> tuple[float, float, float]:
+        """A batch's damage, and the power of its noise and of its signal."""
+        results, wanted = self._results(number), self.exact[number]
+        term = float(prediction_gap(results, wanted)) if self.metric == "kl" else _relative(results, wanted)
+        noise = sum(float((r - w).double().square().sum()) for r, w in zip(results, wanted, strict=True))
+        return term, noise, sum(float(w.double().square().sum()) for w in wanted)
 
     def _results(self, number: int) -> list[Tensor]:
         inputs = self.inputs[number]

@@ -1,15 +1,19 @@
 """search_bits: choose the bits of every weight under a budget, and apply the choice."""
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, get_args
 
 from torch import nn
 
 from bitwright.bit_search.damage import Damage, Metric
 from bitwright.bit_search.layers import FLOAT_BITS, Layer, layers_of
+from bitwright.bit_search.measured import Measured
 from bitwright.bit_search.solve import choose
 from bitwright.calibration import make_room_for_bias
+from bitwright.distributed import TIMEOUT, all_ranks
 from bitwright.errors import ConfigError, suggest
 from bitwright.preparation import Ledger, ledger_of
 from bitwright.progress import track
@@ -59,6 +63,8 @@ def search_bits(
     bits: Sequence[int] = (2, 3, 4, 6, 8),
     metric: Metric = "kl",
     progress: bool | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+    timeout: float = TIMEOUT,
 ) -> BitSearch:
     """Choose the bits of every weight that is quantized, and apply the choice to the model.
 
@@ -75,13 +81,29 @@ def search_bits(
         bits: the numbers of bits to choose from; those that the backend does not have are refused.
         metric: as for :func:`bitwright.sensitivity`.
         progress: show a progress bar; by default only on a terminal.
+        checkpoint: as for :func:`bitwright.sensitivity`; written after each number of bits of each layer. Another
+            budget and other bits may use the same.
+        timeout: how long a rank waits for the others, in seconds.
     """
     _check(budget, bits, metric)
+    with all_ranks(timeout) as ranks:
+        return _search(model, Damage(model, batches, metric, ranks), budget, bits, progress, checkpoint)
+
+
+def _search(
+    model: nn.Module,
+    damage: Damage,
+    budget: Mapping[BudgetName, float],
+    bits: Sequence[int],
+    progress: bool | None,
+    checkpoint: str | os.PathLike[str] | None,
+) -> BitSearch:
     ledger = ledger_of(model)
-    damage = Damage(model, batches, metric)
     layers = _integer_layers(model, ledger)
     specs = {layer: [_spec(layer, b, ledger) for b in bits] for layer in layers}
-    damages = [_damages(layer, specs[layer], damage) for layer in track(layers, "measuring", show=progress)]
+    known = Measured(damage, "bits", checkpoint)
+    shown = track(layers, "measuring", show=progress)
+    damages = [_damages(layer, dict(zip(bits, specs[layer], strict=True)), damage, known) for layer in shown]
     options = dict(zip(layers, _choose(layers, bits, damages, budget), strict=True))
     chosen = {layer: specs[layer][option] for layer, option in options.items()}
     _apply(chosen)
@@ -164,16 +186,18 @@ class _Former:
         self.state.restore()
 
 
-def _damages(layer: Layer, specs: Sequence[QuantSpec | None], damage: Damage) -> list[float]:
-    """The damage that a layer does alone, by each of the specs."""
-    former, found = _Former(layer), []
-    try:
-        for spec in specs:
+def _damages(layer: Layer, specs: Mapping[int, QuantSpec | None], damage: Damage, known: Measured) -> list[float]:
+    """The damage that a layer does alone, by each of the specs, which are given by their bits."""
+    former = _Former(layer)
+
+    def measure(spec: QuantSpec | None) -> float:
+        try:
             former.change(spec)
-            found.append(damage.of([layer.site.quantizer]))
-    finally:
-        former.restore()
-    return found
+            return damage.of([layer.site.quantizer])
+        finally:
+            former.restore()
+
+    return [known.get(f"{layer.name}:{bits}", partial(measure, spec)) for bits, spec in specs.items()]
 
 
 def _apply(chosen: Mapping[Layer, QuantSpec | None]) -> None:

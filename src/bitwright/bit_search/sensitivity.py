@@ -1,13 +1,17 @@
 """sensitivity: what each layer's quantization does to the model's results, alone and added to all before it."""
 
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch import nn
 
 from bitwright.bit_search.damage import Damage, Metric
 from bitwright.bit_search.layers import layers_of
+from bitwright.bit_search.measured import Measured
+from bitwright.distributed import TIMEOUT, all_ranks
 from bitwright.preparation import ledger_of
 from bitwright.progress import track
 from bitwright.quantizer import TensorQuantizer, quantizers
@@ -57,10 +61,13 @@ def sensitivity(
     *,
     cumulative: bool = False,
     progress: bool | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+    timeout: float = TIMEOUT,
 ) -> Sensitivity:
     """Quantize one layer at a time and measure how far the model's results move from the float model's.
 
-    Takes one pass over the data for the float results and one for each layer, or two with ``cumulative``.
+    Takes one pass over the data for the float results and one for each layer, or two with ``cumulative``. Under
+    ``torchrun`` each rank gives its own share of the data, and all get the damages of the whole, to the bit.
 
     Args:
         model: what ``calibrate`` returned; it is afterwards as it was before.
@@ -69,14 +76,20 @@ def sensitivity(
             more is worse in all of them, and of a score the damage is by how much it falls.
         cumulative: also measure each layer together with all before it.
         progress: show a progress bar; by default only on a terminal.
+        checkpoint: a folder for what was measured, written after each layer; the same call goes on from there. One of
+            another model, recipe, metric or other data is refused.
+        timeout: how long a rank waits for the others, in seconds.
     """
-    damage = Damage(model, batches, metric)
-    groups = _groups(model, damage)
-    found, before = [], []
-    for name, (bits, group) in track(groups.items(), "measuring", show=progress):
-        before += group
-        together = damage.of(before) if cumulative else None
-        found.append(LayerDamage(name, bits, damage.of(group), together))
+    with all_ranks(timeout) as ranks:
+        damage = Damage(model, batches, metric, ranks)
+        groups = _groups(model, damage)
+        known = Measured(damage, "sensitivity", checkpoint)
+        found, before = [], []
+        for name, (bits, group) in track(groups.items(), "measuring", show=progress):
+            before += group
+            alone = known.get(f"alone:{name}", partial(damage.of, group))
+            together = known.get(f"all:{name}", partial(damage.of, before)) if cumulative else None
+            found.append(LayerDamage(name, bits, alone, together))
     return Sensitivity(metric if isinstance(metric, str) else "drop", tuple(found))
 
 
