@@ -11,9 +11,11 @@ if TYPE_CHECKING:
         correct,
         correct_bias,
         correct_bias_analytically,
+        equalize,
         fit_weight_ranges,
         gptq,
         reestimate_norms,
+        smooth,
     )
     from bitwright.exporting import export
     from bitwright.graph import (
@@ -44,6 +46,8 @@ _HOMES = {
     "correct": "bitwright.correction",
     "correct_bias": "bitwright.correction",
     "correct_bias_analytically": "bitwright.correction",
+    "equalize": "bitwright.correction",
+    "smooth": "bitwright.correction",
     "fit_weight_ranges": "bitwright.correction",
     "gptq": "bitwright.correction",
     "reestimate_norms": "bitwright.correction",
@@ -93,6 +97,7 @@ __all__ = [
     "correct",
     "correct_bias",
     "correct_bias_analytically",
+    "equalize",
     "explain_capture",
     "export",
     "fit_weight_ranges",
@@ -111,6 +116,7 @@ __all__ = [
     "save",
     "search_bits",
     "sensitivity",
+    "smooth",
     "swap_modules",
     "train",
     "unfreeze_batchnorm",

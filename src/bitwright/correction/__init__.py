@@ -6,9 +6,11 @@ they change are the model's own parameters and the ranges of its quantizers, so 
 
 from bitwright.correction.analytic_bias import correct_bias_analytically
 from bitwright.correction.bias import correct_bias
+from bitwright.correction.equalization import equalize
 from bitwright.correction.gptq import gptq
 from bitwright.correction.norms import reestimate_norms
 from bitwright.correction.outcome import Correction
+from bitwright.correction.smoothing import smooth
 from bitwright.correction.steps import correct
 from bitwright.correction.weight_ranges import fit_weight_ranges
 
@@ -17,7 +19,9 @@ __all__ = [
     "correct",
     "correct_bias",
     "correct_bias_analytically",
+    "equalize",
     "fit_weight_ranges",
     "gptq",
     "reestimate_norms",
+    "smooth",
 ]

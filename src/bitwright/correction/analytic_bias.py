@@ -44,8 +44,9 @@ def correct_bias_analytically(model: nn.Module) -> Correction:
     """
     if not isinstance(model, fx.GraphModule):
         raise ConfigError("analytic bias correction needs the graph of the model, which could not be captured")
-    layers = quantized_layers(model)
-    done, shared = Correction("correct_bias_analytically"), shared_norms(layers.values())
+    done = Correction("correct_bias_analytically")
+    layers = quantized_layers(model, done)
+    shared = shared_norms(layers.values())
     with torch.no_grad(), correcting(model) as original:
         with original.restored(model):
             expected = Expected(model)

@@ -30,10 +30,11 @@ def correct_bias(model: nn.Module, batches: Iterable[Any], *, progress: bool | N
     Returns:
         What was done; ``changed`` has the largest shift of a channel, in the unit of the layer's result.
     """
-    layers = quantized_layers(model)
-    done, shared = Correction("correct_bias"), shared_norms(layers.values())
+    done = Correction("correct_bias")
+    layers = quantized_layers(model, done)
+    shared = shared_norms(layers.values())
     why = {name: why_fixed(layer, shared) for name, layer in layers.items()}
-    done.skipped = {name: reason for name, reason in why.items() if reason is not None}
+    done.skipped |= {name: reason for name, reason in why.items() if reason is not None}
     fit = {layer: name for name, layer in layers.items() if why[name] is None}
     shifts: dict[Layer, Tensor] = {}
     seen: dict[Layer, int] = {}

@@ -72,7 +72,7 @@ def _size(kernel: tuple[int, ...]) -> int:
 
 def fit_layers(model: nn.Module, done: Correction) -> dict[str, Layer]:
     """The layers whose weight error a Gram matrix can judge; the others are noted as skipped."""
-    layers, fit = quantized_layers(model), {}
+    layers, fit = quantized_layers(model, done), {}
     for name, layer in layers.items():
         reason = _why_not(layer)
         if reason is None:

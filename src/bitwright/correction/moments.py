@@ -117,25 +117,25 @@ class Expected:
 
     def _averaged(self, node: fx.Node, module: nn.Module | None, kind: Operator, before: Moments) -> Moments | None:
         """Averages over whole planes have the same mean, in whatever shape; so has a plane of one value."""
-        shape, given = shape_of(node), shape_of(first_input(node) or node)
         channels = len(before.mean)
-        if shape is None or given is None:
+        shape, given = shape_of(node) or (), shape_of(first_input(node)) or ()
+        if len(shape) < 2 or not given or shape[1] != channels:
             return None
         single = kind.rearranges and math.prod(given) == given[0] * channels
         mean = kind.name == "mean" and math.prod(shape) == shape[0] * channels
-        if not (single or mean or kind.averages_planes_of(node, module)):
-            return None
-        axis = 1 - len(shape) if len(shape) > 1 and shape[1] == channels else 0
-        return Moments(before.mean, before.var if single else None, axis) if axis else None
+        if single or mean or kind.averages_planes_of(node, module):
+            return Moments(before.mean, before.var if single else None, 1 - len(shape))
+        return None
 
     def _sum(self, node: fx.Node) -> Moments | None:
-        terms = [self.of(n) for n in node.args if isinstance(n, fx.Node)]
-        if len(terms) != 2 or node.kwargs or None in terms:
+        terms = [self.found[n] for n in node.args if isinstance(n, fx.Node) and n in self.found]
+        if len(terms) != 2 or node.kwargs:
             return None
         one, two = terms
-        if one is None or two is None or one.axis != two.axis or one.mean.shape != two.mean.shape:
+        if one.axis != two.axis or one.mean.shape != two.mean.shape:
             return None
-        return Moments(one.mean + two.mean, None if one.var is None or two.var is None else one.var + two.var, one.axis)
+        known = one.var is not None and two.var is not None
+        return Moments(one.mean + two.mean, one.var + two.var if known else None, one.axis)  # pyrefly: ignore
 
 
 def _normalized(place: NormPlace, axis: int) -> Moments:

@@ -155,7 +155,7 @@ def reestimate_norms(
 
 def _fit_modules(model: nn.Module, done: Correction) -> dict[str, Layer]:
     """The layers that a BatchNorm is folded into, and the BatchNorms that stand alone, by name."""
-    layers = quantized_layers(model)
+    layers = quantized_layers(model, done)
     shared, fit = shared_norms(layers.values()), {}
     for name, layer in layers.items():
         place = norm_place(layer)

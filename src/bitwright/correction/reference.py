@@ -5,7 +5,7 @@ the parameters, and those that follow compare with it. Whatever else changes the
 loading say, makes them the new original.
 """
 
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -50,6 +50,12 @@ class Original:
             yield
         finally:
             _copy(now, tensors)
+
+    def follow(self, model: nn.Module, change: Callable[[], object]) -> None:
+        """Make a change of the model's parameters that leaves what it computes to the original as well."""
+        with self.restored(model):
+            change()
+            self.state |= {n: v.detach().clone() for n, v in float_state_dict(model).items() if n in self.state}
 
 
 @contextmanager

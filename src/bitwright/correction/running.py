@@ -8,10 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from bitwright.calibration import as_batches, as_inputs
+from bitwright.correction.outcome import Correction
 from bitwright.correction.reference import Original
 from bitwright.errors import CalibrationError
 from bitwright.graph import Inputs
 from bitwright.modes import eval_mode
+from bitwright.nn.functional import QuantFunction
 from bitwright.nn.layer import QuantLayer
 from bitwright.preparation import ledger_of
 from bitwright.progress import track
@@ -24,13 +26,18 @@ class Stop(Exception):
     """Raised by a hook that has seen enough of a pass."""
 
 
-def quantized_layers(model: nn.Module) -> dict[str, Layer]:
-    """The layers that compute with quantized weights, by name; an error if the model is not calibrated."""
+def quantized_layers(model: nn.Module, done: Correction) -> dict[str, Layer]:
+    """The layers that compute with quantized weights of their own, by name; an error if the model is not calibrated.
+
+    A function whose weight is an argument is noted as skipped.
+    """
     named = {n: m for n, m in model.named_modules() if isinstance(m, QuantLayer)}
     found = {name: layer for name, layer in named.items() if layer.weight_quantizer.quantizes}
     if named and not found:
         raise CalibrationError("no layer of the model quantizes its weight: calibrate it first")
-    return found
+    functions = [name for name, layer in found.items() if isinstance(layer, QuantFunction)]
+    done.skipped |= dict.fromkeys(functions, "it is a function: its weight is an argument")
+    return {name: layer for name, layer in found.items() if name not in functions}
 
 
 def calls(model: nn.Module, batches: Iterable[Any], what: str, progress: bool | None = None) -> Iterator[Inputs]:

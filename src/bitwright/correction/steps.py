@@ -8,15 +8,19 @@ from torch import nn
 from bitwright.calibration import uncorrected_note
 from bitwright.correction.analytic_bias import correct_bias_analytically
 from bitwright.correction.bias import correct_bias
+from bitwright.correction.equalization import equalize
 from bitwright.correction.gptq import gptq
 from bitwright.correction.norms import reestimate_norms
 from bitwright.correction.outcome import Correction
+from bitwright.correction.smoothing import smooth
 from bitwright.correction.weight_ranges import fit_weight_ranges
 from bitwright.errors import UnknownNameError, suggest
 from bitwright.preparation import ledger_of
 
 USUAL = ("gptq", "norms", "bias")
 STEPS: dict[str, Callable[..., Correction]] = {
+    "smooth": smooth,
+    "equalize": equalize,
     "weight_ranges": fit_weight_ranges,
     "gptq": gptq,
     "norms": reestimate_norms,
@@ -39,8 +43,9 @@ def correct(
     Args:
         model: a prepared and calibrated model; it is changed in place.
         batches: as for ``calibrate``, to be read several times; a few hundred images.
-        steps: what to do, in this order: ``"weight_ranges"``, ``"gptq"``, ``"norms"``, ``"analytic_bias"``,
-            ``"bias"``; by default what the recipe says under ``correct``, or else GPTQ, norms and bias.
+        steps: what to do, in this order: of ``"smooth"``, ``"equalize"``, ``"weight_ranges"``, ``"gptq"``, ``"norms"``,
+            ``"analytic_bias"`` and ``"bias"``; by default what the recipe says under ``correct``, or else GPTQ, norms
+            and bias.
         progress: show progress bars; by default only on a terminal.
 
     Returns:

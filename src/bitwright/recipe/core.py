@@ -14,7 +14,7 @@ from bitwright.recipe.rule import Rule, RuleTarget
 from bitwright.recipe.tensor import TensorRecipe
 from bitwright.validation import Strict, mistakes, read_data, read_text, within_limits, write_yaml
 
-Corrector = Literal["weight_ranges", "gptq", "norms", "analytic_bias", "bias"]
+Corrector = Literal["smooth", "equalize", "weight_ranges", "gptq", "norms", "analytic_bias", "bias"]
 SCHEMA_ID = "https://json-schema.org/draft/2020-12/schema"
 
 

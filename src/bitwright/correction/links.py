@@ -1,0 +1,263 @@
+"""Links: where a factor per channel can move from what makes a tensor to the layers that read it.
+
+    layer(x)  with  x / s  made by the source and  w·s  in every reader
+
+The source is a layer (its folded BatchNorm, if it has one) or a norm with a weight. On the way stand only quantizers,
+activations with f(s·x) = s·f(x), pools, and reshapes that leave channels where they are. In float the model computes
+the same up to rounding; quantizers see channels whose ranges differ less.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from bitwright.correction.channel_maps import norm_place
+from bitwright.correction.outcome import Correction
+from bitwright.graph.evaluate import call_target
+from bitwright.graph.facts import facts, shape_of
+from bitwright.graph.names import attribute_of, module_of, node_name
+from bitwright.graph.walks import calls_of_modules, first_input, operator_called
+from bitwright.nn.channels import (
+    LAYERS,
+    channel_axis,
+    largest_per_input,
+    largest_per_output,
+    output_channels,
+    per_input,
+    per_output,
+)
+from bitwright.nn.fold import NORMS
+from bitwright.nn.functional import QuantFunction
+from bitwright.nn.layer import QuantLayer
+from bitwright.quantizer import TensorQuantizer
+
+NORM_WEIGHTS = (*NORMS, nn.LayerNorm, nn.RMSNorm)
+
+
+@dataclass(eq=False)
+class Reader:
+    """A layer that takes the factor into its weight, or a function with the weight that it is given."""
+
+    name: str
+    layer: Any
+    weight: Tensor
+
+    def largest(self) -> Tensor:
+        """The largest magnitude among the weights of each input channel."""
+        if isinstance(self.layer, QuantFunction):
+            return self.weight.detach().abs().amax(0)
+        return largest_per_input(_as_folded(self.layer))
+
+    def multiply(self, factor: Tensor) -> None:
+        """Multiply each input channel."""
+        function = isinstance(self.layer, QuantFunction)
+        self.weight *= factor if function else per_input(self.layer, factor)
+
+
+@dataclass(eq=False)
+class Link:
+    """A source, its readers, and the quantizers between them.
+
+    Attributes:
+        name: source and readers.
+        node: the call of the source.
+        source: the layer or norm that divides.
+        readers: what multiplies.
+        quantizers: those on the way, and those of weights that are arguments: they find their ranges from data.
+    """
+
+    name: str
+    node: fx.Node
+    source: Any
+    readers: list[Reader] = field(default_factory=list)
+    quantizers: list[TensorQuantizer] = field(default_factory=list)
+
+    @property
+    def channels(self) -> int:
+        """How many factors there are."""
+        return output_channels(self.source) if isinstance(self.source, LAYERS) else self.source.weight.numel()
+
+    @property
+    def axis(self) -> int:
+        """The axis of the tensor that has the channels, counted from the last as -1."""
+        if isinstance(self.source, LAYERS):
+            return channel_axis(self.source)
+        return 1 - len(shape_of(self.node) or (0, 0)) if isinstance(self.source, NORMS) else -1
+
+    @property
+    def layers(self) -> list[Any]:
+        """The layers whose weights change."""
+        own = [self.source] if isinstance(self.source, QuantLayer) else []
+        return [*own, *(r.layer for r in self.readers if not isinstance(r.layer, QuantFunction))]
+
+    def parameters(self) -> list[Tensor]:
+        """All that changes."""
+        taker, _ = self._taker()
+        own = [p for p in (taker.weight, getattr(taker, "bias", None)) if p is not None]
+        return [*own, *(reader.weight for reader in self.readers)]
+
+    def largest(self) -> tuple[Tensor, Tensor]:
+        """The largest weight of each channel, in the source (a layer) and in its readers."""
+        return largest_per_output(_as_folded(self.source)), self.largest_read()
+
+    def largest_read(self) -> Tensor:
+        """The largest weight of each channel in the readers."""
+        return torch.stack([reader.largest() for reader in self.readers]).amax(0)
+
+    def scale(self, factor: Tensor) -> None:
+        """Divide by the factor in the source, and multiply by it in the readers."""
+        with torch.no_grad():
+            taker, place = self._taker()
+            own = factor if place is None else place.of_norm(factor)
+            taker.weight /= per_output(taker, own) if isinstance(taker, LAYERS) else own
+            if getattr(taker, "bias", None) is not None:
+                taker.bias /= own
+            for reader in self.readers:
+                reader.multiply(factor)
+
+    def _taker(self) -> tuple[Any, Any]:
+        """Who divides: the source, or the norm folded into it and its place."""
+        place = norm_place(self.source) if isinstance(self.source, QuantLayer) else None
+        return (self.source, None) if place is None else (place.norm, place)
+
+    def why_unfit(self) -> str | None:
+        """Why the source cannot divide, or a quantizer cannot follow."""
+        folds = self.source.after if isinstance(self.source, QuantLayer) else ()
+        taker, place = self._taker()
+        if folds and (place is None or place.fold is not folds[-1]):
+            return "something other than a BatchNorm is folded into the source"
+        if getattr(taker, "weight", None) is None or taker.weight.ndim == 0:
+            return "the norm has no weight to take the factor"
+        if place is not None and taker.bias is None:
+            return "the norm has no bias to take the factor"
+        if not isinstance(taker, LAYERS) and taker.weight.ndim != 1:
+            return "the norm is over more than channels"
+        if any(q.quantizes and not (q.calibratable or q.dynamic) for q in self.quantizers):
+            return "a range on the way is fixed"
+        weights = [m.weight_quantizer for m in self.layers] + [r.layer.weight_quantizer for r in self.readers]
+        learned = any(getattr(q.method, "rounding", None) is not None for q in weights)
+        return "a rounding was learned" if learned else None
+
+
+def _as_folded(layer: Any) -> SimpleNamespace:  # noqa: ANN401
+    """A stand-in for a layer that has its weight with all folds."""
+    groups, transposed = getattr(layer, "groups", 1), getattr(layer, "transposed", False)
+    return SimpleNamespace(weight=layer.folded_weight()[0].detach(), groups=groups, transposed=transposed)
+
+
+class _Finder:
+    """Finds the links of one graph."""
+
+    def __init__(self, model: fx.GraphModule) -> None:
+        self.model, self.calls = model, calls_of_modules(model)
+        self.owners = Counter(id(p) for m in model.modules() for p in m._parameters.values() if p is not None)
+        self.read = Counter(str(n.target) for n in model.graph.nodes if n.op == "get_attr" for _ in n.users)
+
+    def follow(self, node: fx.Node, link: Link) -> str | None:
+        """Collect readers and quantizers; say why there is no link, if so."""
+        waiting = [node]
+        while waiting:
+            now = waiting.pop()
+            for user in now.users:
+                if facts(user).plain:
+                    continue
+                module = module_of(user, self.model)
+                if isinstance(module, TensorQuantizer):
+                    link.quantizers.append(module)
+                elif isinstance(module, QuantLayer):
+                    reader = self._reader(user, now, module)
+                    if isinstance(reader, str):
+                        return reader
+                    link.readers.append(reader)
+                    link.quantizers += [module.weight_quantizer] if isinstance(module, QuantFunction) else []
+                    continue
+                elif user.op == "output" or not self._passes(user, module, link.axis):
+                    return f"{user.name} reads its result"
+                waiting.append(user)
+        return None if link.readers else "no quantized layer reads its result"
+
+    def _reader(self, node: fx.Node, given: fx.Node, module: Any) -> Reader | str:  # noqa: ANN401
+        name = node_name(node)
+        if first_input(node) is not given or node.all_input_nodes.count(given) != 1 or len(self.calls[module]) != 1:
+            return f"{name} is called more than once, or reads it twice"
+        if isinstance(module, QuantFunction):
+            return self._function(node, module)
+        if module.before:
+            return f"something is folded into {name} before it computes"
+        if not isinstance(module, LAYERS):
+            return f"{name} is not a linear layer or convolution"
+        return Reader(name, module, module.weight)
+
+    def _function(self, node: fx.Node, module: QuantFunction) -> Reader | str:
+        source = node.args[1] if len(node.args) > 1 else None
+        if module.function is not torch.nn.functional.linear or getattr(source, "op", "") != "get_attr":
+            return f"{node.name} computes its weight"
+        target = str(getattr(source, "target", ""))
+        weight = attribute_of(self.model, target)
+        if not isinstance(weight, nn.Parameter) or self.read[target] != 1:
+            return f"{target} is read by something else"
+        return Reader(target, module, weight)
+
+    def _passes(self, node: fx.Node, module: Any, axis: int) -> bool:  # noqa: ANN401
+        kind = operator_called(node, module)
+        if kind is None:
+            return False
+        if kind.pool:
+            return kind.homogeneous and axis < -1
+        if kind.homogeneous:
+            return True
+        return kind.rearranges and self._keeps_channels(node, module, axis)
+
+    def _keeps_channels(self, node: fx.Node, module: Any, axis: int) -> bool:  # noqa: ANN401
+        """Whether a reshape leaves every channel in its place: try it on the numbers of the channels."""
+        shape = shape_of(first_input(node) or node)
+        if shape is None or len(node.all_input_nodes) != 1 or len(shape) < -axis:
+            return False
+        numbers = torch.arange(shape[axis]).reshape(-1, *[1] * (-axis - 1))
+        try:
+            args = (numbers.expand(shape), *node.args[1:])
+            kwargs = {k: v for k, v in node.kwargs.items() if k != "input"}
+            moved = module(args[0]) if module is not None else call_target(node.target, args, kwargs)
+        except (RuntimeError, TypeError, IndexError):
+            return False
+        if not isinstance(moved, Tensor) or moved.ndim < -axis or moved.shape[axis] != shape[axis]:
+            return False
+        return bool((moved == numbers).all())
+
+    def why_shared(self, link: Link) -> str | None:
+        """Who else uses a parameter that takes the factor."""
+        if len(self.calls[link.source]) != 1:
+            return "the source is called more than once"
+        ids = [id(p) for p in link.parameters()]
+        if len(set(ids)) < len(ids) or any(self.owners[i] != 1 for i in ids):
+            return "parameters are shared"
+        names = {id(p): n for n, p in self.model.named_parameters()}
+        own = {id(r.weight) for r in link.readers if isinstance(r.layer, QuantFunction)}
+        if any(self.read[names.get(i, "")] for i in ids if i not in own):
+            return "a parameter is read by something else"
+        channels = {len(reader.largest()) for reader in link.readers}
+        axes = {channel_axis(r.layer) if not isinstance(r.layer, QuantFunction) else -1 for r in link.readers}
+        return None if channels == {link.channels} and axes == {link.axis} else "channels do not correspond"
+
+
+def find_links(model: fx.GraphModule, done: Correction, *, norms: bool) -> list[Link]:
+    """All links whose source is a quantized layer, or a norm if wanted; why others are none is noted."""
+    finder, found = _Finder(model), []
+    for node in model.graph.nodes:
+        source: Any = module_of(node, model)
+        layer = isinstance(source, QuantLayer) and isinstance(source, LAYERS)
+        if not layer and not (norms and isinstance(source, NORM_WEIGHTS)):
+            continue
+        link = Link(node_name(node), node, source)
+        reason = finder.follow(node, link)
+        reason = reason or link.why_unfit() or finder.why_shared(link)
+        if reason is None:
+            link.name = f"{link.name} to {', '.join(reader.name for reader in link.readers)}"
+            found.append(link)
+        else:
+            done.skipped[link.name] = reason
+    return found

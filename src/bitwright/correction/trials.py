@@ -1,0 +1,148 @@
+"""Trials: move a factor along a link, find all ranges it touches again, and keep it where the model's outputs gain."""
+
+import copy
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from bitwright.calibration import make_room_for_bias
+from bitwright.correction.links import Link
+from bitwright.correction.outcome import Correction
+from bitwright.correction.reference import Original, correcting
+from bitwright.correction.running import calls, quantized_layers, run, tensors_in
+from bitwright.errors import ConfigError
+from bitwright.graph import Inputs
+from bitwright.nn.weight_sites import weight_sites
+from bitwright.progress import track
+from bitwright.quantizer import TensorQuantizer, quantizers
+from bitwright.quantizer.mode import Mode
+
+
+def find_ranges(model: nn.Module, chosen: Iterable[TensorQuantizer], data: Iterable[Inputs]) -> None:
+    """Let some quantizers of activations find their ranges again, as calibration does: on the float model."""
+    seeing = [q for q in dict.fromkeys(chosen) if q.quantizes and q.calibratable]
+    if not seeing:
+        return
+    modes = {q: q.mode for q in quantizers(model).values()}
+    try:
+        for quantizer in modes:
+            quantizer.mode = Mode.OFF
+        for quantizer in seeing:
+            quantizer.observer.reset()
+            quantizer.observe()
+        for inputs in data:
+            run(model, inputs)
+        for quantizer in seeing:
+            quantizer.compute_qparams()
+    finally:
+        for quantizer, mode in modes.items():
+            quantizer.mode = mode
+        for quantizer in seeing:
+            quantizer.observer.reset()
+
+
+class Trials:
+    """Tries factors on a calibrated model, one link at a time.
+
+    Attributes:
+        error: the squared distance of the model's outputs from those in float, in units of the latter's squares.
+        kept: what was moved for good.
+    """
+
+    def __init__(
+        self, model: fx.GraphModule, original: Original, batches: Iterable[Any], progress: bool | None
+    ) -> None:
+        self.model, self.progress = model, progress
+        self.data: list[Inputs] = []
+        self.wanted: list[list[Tensor]] = []
+        for inputs in calls(model, batches, "running in float", progress):
+            self.data.append(inputs)
+            self.wanted.append(tensors_in(original.run(model, inputs)))
+        self.power = max(sum(float(v.double().square().sum()) for batch in self.wanted for v in batch), 1e-30)
+        self.sites = {site.layer: site for site in weight_sites(model)}
+        self.kept: list[tuple[Link, Tensor]] = []
+        self.error = self._apart()
+
+    def best_of(self, link: Link, factors: Sequence[Tensor]) -> float:
+        """Try each of the factors, and keep the best if it is better than none; return the error as a share."""
+        before, best, least = self.error, None, self.error
+        for factor in factors:
+            state = _State(link)
+            self._move(link, factor)
+            found = self._apart()
+            state.restore()
+            if found < least:
+                best, least = factor, found
+        if best is not None:
+            self._move(link, best)
+            self.kept.append((link, best))
+            self.error = least
+        return least / max(before, 1e-300)
+
+    def _move(self, link: Link, factor: Tensor) -> None:
+        link.scale(factor)
+        for layer in link.layers:
+            self.sites[layer].find_range()
+        find_ranges(self.model, link.quantizers, self.data)
+        for layer in link.layers:
+            make_room_for_bias(layer)
+
+    def _apart(self) -> float:
+        apart = 0.0
+        for inputs, wanted in zip(self.data, self.wanted, strict=True):
+            for found, value in zip(tensors_in(run(self.model, inputs)), wanted, strict=True):
+                apart += float((found - value).double().square().sum())
+        return apart / self.power
+
+
+class _State:
+    """The parameters and ranges that a link changes, as they are."""
+
+    def __init__(self, link: Link) -> None:
+        self.parameters = [(p, p.detach().clone()) for p in link.parameters()]
+        touched = [*link.quantizers, *(layer.weight_quantizer for layer in link.layers)]
+        self.ranges = [(q, copy.deepcopy(q.state_dict())) for q in dict.fromkeys(touched)]
+
+    def restore(self) -> None:
+        """Go back."""
+        with torch.no_grad():
+            for parameter, value in self.parameters:
+                parameter.copy_(value)
+        for quantizer, state in self.ranges:
+            quantizer.load_state_dict(state, strict=False)
+
+
+def try_links(
+    trials: Trials, links: Sequence[Link], factors: Callable[[Link], Sequence[Tensor]], done: Correction, what: str
+) -> bool:
+    """Try every link once, and note the gains; whether there was one."""
+    better = False
+    for link in track(links, what, show=trials.progress):
+        share = trials.best_of(link, factors(link))
+        if share < 1.0:
+            done.changed[link.name] = share * done.changed.get(link.name, 1.0)
+            better = True
+    return better
+
+
+@contextmanager
+def trying(
+    model: nn.Module, batches: Iterable[Any], done: Correction, progress: bool | None
+) -> Generator[tuple[Trials, Original], None, None]:
+    """Give trials on a model; at the end what was kept holds for the float model that correctors aim at as well."""
+    if not isinstance(model, fx.GraphModule):
+        raise ConfigError(f"{done.step} needs the graph of the model, which could not be captured")
+    quantized_layers(model, Correction(done.step))  # an error if it is not calibrated
+    with correcting(model) as original:
+        trials = Trials(model, original, batches, progress)
+        yield trials, original
+        if trials.kept:
+            original.follow(model, lambda: [link.scale(factor) for link, factor in trials.kept])
+
+
+def usable(factor: Tensor) -> Tensor:
+    """The factor, 1 where it is not a positive finite number."""
+    return torch.where(factor.isfinite() & (factor > 0), factor, torch.ones_like(factor))
