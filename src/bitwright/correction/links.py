@@ -126,21 +126,25 @@ class Link:
 
     def why_unfit(self) -> str | None:
         """Why the source cannot divide, or a quantizer cannot follow."""
+        weights = [m.weight_quantizer for m in self.layers] + [r.layer.weight_quantizer for r in self.readers]
+        if any(getattr(q.method, "rounding", None) is not None for q in weights):
+            return "a rounding was learned"
+        if any(q.quantizes and not (q.calibratable or q.dynamic) for q in self.quantizers):
+            return "a range on the way is fixed"
         folds = self.source.after if isinstance(self.source, QuantLayer) else ()
         taker, place = self._taker()
         if folds and (place is None or place.fold is not folds[-1]):
             return "something other than a BatchNorm is folded into the source"
-        if getattr(taker, "weight", None) is None or taker.weight.ndim == 0:
-            return "the norm has no weight to take the factor"
-        if place is not None and taker.bias is None:
-            return "the norm has no bias to take the factor"
-        if not isinstance(taker, LAYERS) and taker.weight.ndim != 1:
-            return "the norm is over more than channels"
-        if any(q.quantizes and not (q.calibratable or q.dynamic) for q in self.quantizers):
-            return "a range on the way is fixed"
-        weights = [m.weight_quantizer for m in self.layers] + [r.layer.weight_quantizer for r in self.readers]
-        learned = any(getattr(q.method, "rounding", None) is not None for q in weights)
-        return "a rounding was learned" if learned else None
+        return None if isinstance(taker, LAYERS) else _why_no_divisor(taker)
+
+
+def _why_no_divisor(norm: Any) -> str | None:  # noqa: ANN401
+    """Why a norm cannot divide what it gives by a factor per channel."""
+    if norm.weight is None:
+        return "the norm has no weight to take the factor"
+    if isinstance(norm, NORMS) and norm.bias is None:
+        return "the norm has no bias to take the factor"
+    return "the norm is over more than channels" if norm.weight.ndim != 1 else None
 
 
 def _as_folded(layer: Any) -> SimpleNamespace:  # noqa: ANN401
@@ -210,23 +214,7 @@ class _Finder:
             return kind.homogeneous and axis < -1
         if kind.homogeneous:
             return True
-        return kind.rearranges and self._keeps_channels(node, module, axis)
-
-    def _keeps_channels(self, node: fx.Node, module: Any, axis: int) -> bool:  # noqa: ANN401
-        """Whether a reshape leaves every channel in its place: try it on the numbers of the channels."""
-        shape = shape_of(first_input(node) or node)
-        if shape is None or len(node.all_input_nodes) != 1 or len(shape) < -axis:
-            return False
-        numbers = torch.arange(shape[axis]).reshape(-1, *[1] * (-axis - 1))
-        try:
-            args = (numbers.expand(shape), *node.args[1:])
-            kwargs = {k: v for k, v in node.kwargs.items() if k != "input"}
-            moved = module(args[0]) if module is not None else call_target(node.target, args, kwargs)
-        except (RuntimeError, TypeError, IndexError):
-            return False
-        if not isinstance(moved, Tensor) or moved.ndim < -axis or moved.shape[axis] != shape[axis]:
-            return False
-        return bool((moved == numbers).all())
+        return kind.rearranges and _keeps_channels(node, module, axis)
 
     def why_shared(self, link: Link) -> str | None:
         """Who else uses a parameter that takes the factor."""
@@ -239,9 +227,28 @@ class _Finder:
         own = {id(r.weight) for r in link.readers if isinstance(r.layer, QuantFunction)}
         if any(self.read[names.get(i, "")] for i in ids if i not in own):
             return "a parameter is read by something else"
-        channels = {len(reader.largest()) for reader in link.readers}
-        axes = {channel_axis(r.layer) if not isinstance(r.layer, QuantFunction) else -1 for r in link.readers}
-        return None if channels == {link.channels} and axes == {link.axis} else "channels do not correspond"
+        return None if _correspond(link) else "channels do not correspond"
+
+
+def _keeps_channels(node: fx.Node, module: Any, axis: int) -> bool:  # noqa: ANN401
+    """Whether a reshape leaves every channel in its place: try it on the numbers of the channels."""
+    shape = shape_of(first_input(node)) or ()
+    if len(node.all_input_nodes) != 1 or len(shape) < -axis:
+        return False
+    numbers = torch.arange(shape[axis]).reshape(-1, *[1] * (-axis - 1))
+    try:
+        args = (numbers.expand(shape), *node.args[1:])
+        kwargs = {k: v for k, v in node.kwargs.items() if k != "input"}
+        moved = module(args[0]) if module is not None else call_target(node.target, args, kwargs)
+    except (RuntimeError, TypeError, IndexError):
+        return False
+    return moved.ndim >= -axis and moved.shape[axis] == shape[axis] and bool((moved == numbers).all())
+
+
+def _correspond(link: Link) -> bool:
+    """Whether all readers have the channels of the source, on the same axis."""
+    axes = {-1 if isinstance(r.layer, QuantFunction) else channel_axis(r.layer) for r in link.readers}
+    return axes == {link.axis} and {len(reader.largest()) for reader in link.readers} == {link.channels}
 
 
 def find_links(model: fx.GraphModule, done: Correction, *, norms: bool) -> list[Link]:

@@ -30,15 +30,8 @@ class Original:
 
     def run(self, model: nn.Module, inputs: Inputs) -> Any:  # noqa: ANN401
         """Run the model in float as it was."""
-        modes = {q: q.mode for q in quantizers(model).values()}
-        try:
-            for quantizer in modes:
-                quantizer.mode = Mode.OFF
-            with torch.no_grad(), eval_mode(model):
-                return functional_call(model, self.state, inputs.args, inputs.kwargs)
-        finally:
-            for quantizer, mode in modes.items():
-                quantizer.mode = mode
+        with torch.no_grad(), eval_mode(model), all_off(model):
+            return functional_call(model, self.state, inputs.args, inputs.kwargs)
 
     @contextmanager
     def restored(self, model: nn.Module) -> Generator[None, None, None]:
@@ -56,6 +49,19 @@ class Original:
         with self.restored(model):
             change()
             self.state |= {n: v.detach().clone() for n, v in float_state_dict(model).items() if n in self.state}
+
+
+@contextmanager
+def all_off(model: nn.Module) -> Generator[None, None, None]:
+    """Let every quantizer of a model pass tensors unchanged; afterwards each has its mode back."""
+    modes = {q: q.mode for q in quantizers(model).values()}
+    try:
+        for quantizer in modes:
+            quantizer.mode = Mode.OFF
+        yield
+    finally:
+        for quantizer, mode in modes.items():
+            quantizer.mode = mode
 
 
 @contextmanager

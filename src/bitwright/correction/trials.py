@@ -11,37 +11,27 @@ from torch import Tensor, fx, nn
 from bitwright.calibration import make_room_for_bias
 from bitwright.correction.links import Link
 from bitwright.correction.outcome import Correction
-from bitwright.correction.reference import Original, correcting
+from bitwright.correction.reference import Original, all_off, correcting
 from bitwright.correction.running import calls, quantized_layers, run, tensors_in
 from bitwright.errors import ConfigError
 from bitwright.graph import Inputs
 from bitwright.nn.weight_sites import weight_sites
 from bitwright.progress import track
-from bitwright.quantizer import TensorQuantizer, quantizers
-from bitwright.quantizer.mode import Mode
+from bitwright.quantizer import TensorQuantizer
 
 
 def find_ranges(model: nn.Module, chosen: Iterable[TensorQuantizer], data: Iterable[Inputs]) -> None:
     """Let some quantizers of activations find their ranges again, as calibration does: on the float model."""
     seeing = [q for q in dict.fromkeys(chosen) if q.quantizes and q.calibratable]
-    if not seeing:
-        return
-    modes = {q: q.mode for q in quantizers(model).values()}
-    try:
-        for quantizer in modes:
-            quantizer.mode = Mode.OFF
+    with all_off(model):
         for quantizer in seeing:
             quantizer.observer.reset()
             quantizer.observe()
-        for inputs in data:
+        for inputs in data if seeing else ():
             run(model, inputs)
-        for quantizer in seeing:
-            quantizer.compute_qparams()
-    finally:
-        for quantizer, mode in modes.items():
-            quantizer.mode = mode
-        for quantizer in seeing:
-            quantizer.observer.reset()
+    for quantizer in seeing:
+        quantizer.compute_qparams()
+        quantizer.observer.reset()
 
 
 class Trials:
@@ -76,11 +66,12 @@ class Trials:
             state.restore()
             if found < least:
                 best, least = factor, found
-        if best is not None:
-            self._move(link, best)
-            self.kept.append((link, best))
-            self.error = least
-        return least / max(before, 1e-300)
+        if best is None:
+            return 1.0
+        self._move(link, best)
+        self.kept.append((link, best))
+        self.error = least
+        return least / before
 
     def _move(self, link: Link, factor: Tensor) -> None:
         link.scale(factor)
