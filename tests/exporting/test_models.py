@@ -42,6 +42,20 @@ class Decoder(nn.Module):
         return Output(self.head(key + value), cache, (key.tanh(), x))
 
 
+class Growing(nn.Module):
+    """A cache that is empty at first, beside a constant that is not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        y = self.fc(x)
+        keys = torch.cat([torch.tensor([], dtype=y.dtype, device=y.device), y.transpose(0, 1)], dim=-2)
+        more = torch.cat([torch.tensor([[1.0] * 8], dtype=y.dtype, device=y.device), y])
+        return keys, more, keys * 2
+
+
 class Reads(nn.Module):
     """Reads the weights of its layers: for a device and a type, as values, and in an island."""
 
@@ -102,3 +116,13 @@ def test_weights_that_are_read_elsewhere(net: type, tmp_path: Path) -> None:
 def test_ten_thousand_classes(tmp_path: Path) -> None:
     _, file = prove(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 10_000)), torch.randn(4, 4), tmp_path / "m")
     assert "Cast" not in {n.op_type for n in file.graph.node}
+
+
+@pytest.mark.parametrize("runtime", ["onnxruntime", "openvino"])
+def test_caches_that_are_empty_at_first_are_proven(tmp_path, runtime):
+    torch.manual_seed(0)
+    x = torch.randn(5, 8)
+    model = bw.calibrate(bw.prepare(Growing(), x, backend=runtime), [x])
+    proof = bw.verify(model, bw.export(model, tmp_path / "m.onnx"), [x], runtimes=[runtime], latency=False)
+    assert proof.ok, proof.missed
+    assert sum(node.target is torch.cat for node in model.graph.nodes) == 1

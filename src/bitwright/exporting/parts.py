@@ -18,8 +18,10 @@ from bitwright.numerics.fp8 import fp8_quantize_dequantize
 from bitwright.numerics.kernel_operator import LIBRARY
 from bitwright.quantizer import TensorQuantizer
 
-LIBRARY.define("part(Tensor x, int number) -> Tensor")
-LIBRARY.define("stored(int number, int[] shape, ScalarType dtype) -> Tensor")
+# The tag keeps the exporter from computing a part of a constant: what it computes is known to the format only.
+_UNKNOWN = (torch.Tag.nondeterministic_seeded,)
+LIBRARY.define("part(Tensor x, int number) -> Tensor", tags=_UNKNOWN)
+LIBRARY.define("stored(int number, int[] shape, ScalarType dtype) -> Tensor", tags=_UNKNOWN)
 
 
 @torch.library.register_fake("bitwright::part", lib=LIBRARY)

@@ -56,6 +56,17 @@ def test_an_identity_with_a_hook_stays():
     assert seen == [(3, 3, 6, 6)]
 
 
+def test_concatenations_with_nothing_but_one_operand_go():
+    def body(self, x):
+        y = self.a(x)
+        kept = torch.cat([torch.tensor([], dtype=torch.float64), y.flatten()])  # promotes the type
+        held = torch.cat([y[:, :0], y], 1)  # a slice may hold something for other inputs
+        return torch.cat([torch.tensor([], dtype=y.dtype), y], dim=1), kept, held
+
+    model = prepared(Net(body, a=nn.Linear(6, 4)), torch.randn(3, 6), torch.randn(5, 6))
+    assert notes_of(model, "remove_identity") == ["removed cat_2"]
+
+
 def test_dropout_stays_for_training_unless_told():
     def body(self, x):
         x = F.dropout(self.none(self.drop(self.a(x))), 0.3, self.training)

@@ -1,21 +1,28 @@
-"""Remove what returns its input:  identity(x)  ->  x,  x[:, :all]  ->  x.
+"""Remove what returns its input:  identity(x)  ->  x,  x[:, :all]  ->  x,  cat([tensor([]), x])  ->  x.
 
 ``nn.Identity`` and empty ``nn.Sequential`` modules go. Those with hooks stay, because somebody looks at them. A slice
 goes if it takes all of each dimension, whatever the input. (OpenVINO crashes on some that it finds before a sum.)
+A concatenation goes if all operands but one are empty, as caches of decoders are at first. (Its quantizer would follow
+that of the operand, and onnxruntime makes one of the two, with other values.)
 """
 
 import operator
 from typing import Any
 
+import torch
 from torch import fx, nn
 
-from bitwright.graph.facts import facts, shape_of
+from bitwright.graph.facts import dtype_of, facts, shape_of
 from bitwright.graph.match import MatcherNode
 from bitwright.graph.rewriting.replace import Nodes, ReplacePatternBase, ReplaceStrategy
 from bitwright.graph.rewriting.schedule import register_schedule
 from bitwright.graph.sizes import Sizes
 from bitwright.graph.walks import first_input
 from bitwright.torch_internals import has_hooks
+
+_CATS = (torch.cat, torch.concat, torch.concatenate)
+_TYPES = [nn.Identity, nn.Sequential, operator.getitem, *_CATS]
+_MAKERS = (torch.tensor, torch.empty, torch.zeros, torch.ones)
 
 
 @register_schedule("remove_identity", stage="simplify")
@@ -31,15 +38,18 @@ class ReplacePattern(ReplacePatternBase):
         self.sizes: Sizes | None = None
 
     def make_ops(self) -> list[MatcherNode]:
-        return [MatcherNode("identity", None, [nn.Identity, nn.Sequential, operator.getitem], self._may_go)]
+        return [MatcherNode("identity", None, _TYPES, self._may_go)]
 
     def get_new_graph(self, nodes_dict: Nodes, *_: Any) -> fx.Node | None:
         """Put its input in its place."""
-        return first_input(nodes_dict["identity"])
+        node = nodes_dict["identity"]
+        return _only_operand(node) if node.target in _CATS else first_input(node)
 
     def _may_go(self, node: fx.Node, module: Any) -> bool | str:
         if node.target is operator.getitem:
             return self._takes_all(node)
+        if node.target in _CATS:
+            return not facts(node).written and _only_operand(node) is not None
         if isinstance(module, nn.Sequential) and len(module):
             return False
         return not has_hooks(module) or "it has hooks"
@@ -60,3 +70,21 @@ class ReplacePattern(ReplacePatternBase):
 
 def _covers(stop: object, size: int | None) -> bool:
     return stop is None or (isinstance(stop, int) and size is not None and stop >= size)
+
+
+def _only_operand(node: fx.Node) -> fx.Node | None:
+    """The operand of a concatenation beside which all others are empty whatever the input; None if there are more."""
+    operands: Any = node.args[0] if node.args else node.kwargs.get("tensors")
+    if not isinstance(operands, list | tuple):
+        return None
+    full = [o for o in operands if not _is_empty(o)]
+    same = len(full) == 1 < len(operands) and isinstance(full[0], fx.Node) and dtype_of(full[0]) == dtype_of(node)
+    return full[0] if same else None
+
+
+def _is_empty(operand: object) -> bool:
+    """Whether an operand always has the shape (0,), which concatenations of any rank pass over."""
+    if not isinstance(operand, fx.Node) or shape_of(operand) != (0,):
+        return False
+    made = operand.target in _MAKERS and not any(isinstance(a, fx.Node) for a in operand.args)
+    return made or operand.op == "get_attr"
