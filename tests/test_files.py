@@ -3,11 +3,12 @@
 import errno
 import os
 import stat
+import subprocess
 
 import pytest
 
 from bitwright.errors import ConfigError
-from bitwright.files import atomic_write, check_output
+from bitwright.files import atomic_write, check_output, scratch_folder, scratch_path
 
 
 def test_a_file_appears_when_all_went_well(tmp_path):
@@ -161,3 +162,27 @@ def test_links_are_followed_and_stay(tmp_path, existing):
     assert link.is_symlink()
     assert real.read_text() == "new"
     assert os.listdir(real.parent) == ["real.onnx"]
+
+
+def test_what_a_killed_process_left_is_removed_by_the_next_writer(tmp_path):
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    ours, parts = scratch_path(tmp_path).name, scratch_path(tmp_path).name.split("-")
+    old = {
+        "folder": f".bitwright-{parts[1]}-{gone.pid}-00000000",
+        "file": f".bitwright-{parts[1]}-{gone.pid}-00000001.onnx",
+    }
+    far = {"old": ".bitwright-ffffffff-1-00000000", "new": ".bitwright-ffffffff-1-00000001"}
+    foreign = [".bitwright-notes", f".bitwright-{parts[1]}-{gone.pid}-xyz", f"bitwright-{parts[1]}-{gone.pid}-00000000"]
+    (tmp_path / old["folder"]).mkdir()
+    (tmp_path / old["folder"] / "model.safetensors").write_text("half")
+    for name in (ours, old["file"], *far.values(), *foreign):
+        (tmp_path / name).write_text("half")
+    os.utime(tmp_path / far["old"], (1e9, 1e9))
+    with atomic_write(tmp_path / "x.txt") as partial:
+        partial.write_text("x")
+    assert sorted(os.listdir(tmp_path)) == sorted(["x.txt", ours, far["new"], *foreign])
+    with scratch_folder(tmp_path) as folder:
+        (folder / "inside").write_text("x")
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert not folder.exists()

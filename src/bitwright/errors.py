@@ -85,9 +85,9 @@ class MissingExtraError(BitwrightError, ImportError):
 
 def nearest(name: str, known: Iterable[str], limit: int = 3) -> list[str]:
     """The known names most like ``name``, which may be mistyped or only a part of one."""
-    names = sorted(set(known))
+    names = sorted(set(map(str, known)))
     folded = {n.lower(): n for n in names}
-    wish = name.lower()[:200]
+    wish = str(name).lower()[:200]  # a key of a config may be a number
     near = [folded[n] for n in difflib.get_close_matches(wish, folded, n=limit, cutoff=0.55)]
     near += [n for n in names if wish and wish in n.lower()]
     return list(dict.fromkeys(near))[:limit]
@@ -95,7 +95,7 @@ def nearest(name: str, known: Iterable[str], limit: int = 3) -> list[str]:
 
 def suggest(name: str, known: Iterable[str], limit: int = 3) -> str:
     """Return ``": did you mean 'x'?"``, or the list of what exists, for an unknown ``name``."""
-    names = sorted(set(known))
+    names = sorted(set(map(str, known)))
     near = nearest(name, names, limit)
     if near:
         return ": did you mean " + " or ".join(repr(n) for n in near) + "?"

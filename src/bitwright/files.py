@@ -1,8 +1,17 @@
-"""Files appear whole or not at all: write beside the target, then rename."""
+"""Files appear whole or not at all: write beside the target, then rename.
+
+What is written has a name of its own until then, which says who writes it: the next writer removes what processes that
+were killed have left behind.
+"""
 
 import errno
+import hashlib
 import os
-import tempfile
+import re
+import secrets
+import shutil
+import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -11,6 +20,8 @@ from bitwright.errors import ConfigError
 
 _LONGEST = 255  # bytes of a name, in every file system that is common
 _SHOWN = 200  # letters of a name in a message
+_SCRATCH = re.compile(r"\.bitwright-([0-9a-f]{8})-([0-9]{1,19})-[0-9a-f]{8}(\..*)?")
+_FORGOTTEN = 7 * 86400.0  # seconds after which what another machine has left is removed
 # What a disk or a file system may say of a good program; other errors of the operating system are the program's own.
 _REFUSALS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EACCES, errno.EPERM}
 _REFUSALS |= {errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ, errno.ENXIO}
@@ -72,9 +83,8 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[Path]:
     partial = None
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=".bitwright-", suffix=target.suffix[-16:], dir=target.parent)
-        partial = Path(name)
-        os.close(handle)
+        partial = scratch_path(target.parent, target.suffix[-16:])
+        os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         yield partial
         os.chmod(partial, 0o666 & ~_umask())
         os.replace(partial, target)
@@ -89,6 +99,59 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[Path]:
         with suppress(OSError):  # one that someone else has begun to use stays
             for folder in folders:
                 folder.rmdir()
+
+
+def scratch_path(folder: Path, suffix: str = "") -> Path:
+    """A name in a folder for what is not whole yet; what killed processes left there is removed."""
+    _clear(folder)
+    return folder / f".bitwright-{_machine()}-{os.getpid()}-{secrets.token_hex(4)}{suffix}"
+
+
+@contextmanager
+def scratch_folder(parent: str | os.PathLike[str]) -> Iterator[Path]:
+    """Yield a new folder that is gone afterwards, or, if this process is killed, when the next one makes one here."""
+    folder = scratch_path(Path(parent))
+    folder.mkdir(mode=0o700)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _clear(folder: Path) -> None:
+    with suppress(OSError):
+        names = [entry.name for entry in os.scandir(folder) if entry.name.startswith(".bitwright-")]
+        for path in [folder / name for name in names if _left_behind(folder / name)]:
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+
+
+def _left_behind(path: Path) -> bool:
+    """Whether a name is one of ours, and its process is gone, or, on another machine, has long done nothing."""
+    found = _SCRATCH.fullmatch(path.name)
+    if found is None:
+        return False
+    if found[1] == _machine():
+        try:
+            os.kill(int(found[2]), 0)
+        except (ProcessLookupError, OverflowError):
+            return True
+        except OSError:  # it is someone else's
+            return False
+        return False
+    with suppress(OSError):
+        return time.time() - path.lstat().st_mtime > _FORGOTTEN
+    return False
+
+
+def _machine() -> str:
+    """What numbers of processes belong to: a machine, or a container on it."""
+    space = ""
+    with suppress(OSError):
+        space = os.readlink("/proc/self/ns/pid")
+    return hashlib.blake2b(f"{socket.gethostname()} {space}".encode(), digest_size=4).hexdigest()
 
 
 def _followed(target: Path) -> Path:

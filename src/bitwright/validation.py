@@ -38,6 +38,7 @@ _NUMBER = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$")  # 1e-3 is a number, as i
 _BASE: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 LONGEST = 1_000_000  # characters of a file
+LARGEST = 4096  # bits of a whole number
 DEEPEST = 40  # levels of lists and mappings
 MOST = 20_000  # values in all, each counted as often as aliases repeat it
 
@@ -89,7 +90,9 @@ def within_limits(data: Any) -> Any:  # noqa: ANN401
     known: dict[int, tuple[int, int]] = {}  # by id: values inside, levels inside
 
     def measure(value: object, depth: int) -> tuple[int, int]:
-        if not isinstance(value, Mapping | list | tuple):
+        if isinstance(value, int) and value.bit_length() > LARGEST:
+            raise ValueError(f"it has a number of {value.bit_length():,} bits")
+        if not isinstance(value, Mapping | list | tuple | set | frozenset):
             return 1, 0
         count, height = known.get(id(value), (0, 0))
         if not count:

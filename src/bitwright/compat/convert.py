@@ -8,12 +8,13 @@ from typing import Any
 from torch import nn
 
 from bitwright.compat import mqbench, quantrans, sparsebit
+from bitwright.compat.keys import section
 from bitwright.compat.literals import attribute, read_assignments
 from bitwright.compat.mqbench.translate import KEYS as MQBENCH_KEYS
 from bitwright.compat.sparsebit.defaults import DEFAULTS as SPARSEBIT_KEYS
 from bitwright.errors import ConfigError, nearest, suggest
 from bitwright.recipe import Recipe
-from bitwright.validation import read_data
+from bitwright.validation import read_data, shown
 
 _ROOTS = {
     "torch": "torch",
@@ -41,9 +42,9 @@ def convert(path: str | Path) -> tuple[str, Recipe, list[str]]:
 def _read(where: Path) -> Mapping[str, Any]:
     data = read_assignments(where, resolve) if where.suffix == ".py" else read_data(where, f"the config {str(where)!r}")
     if not isinstance(data, Mapping):
-        raise ConfigError(f"{str(where)!r} must be a mapping of settings, not {data!r}")
+        raise ConfigError(f"{str(where)!r} must be a mapping of settings, not {shown(data)}")
     if "extra_config" in data:
-        data = {**data["extra_config"], **{k: data[k] for k in _BACKEND_KEYS if k in data}}
+        data = {**section("extra_config", data["extra_config"]), **{k: data[k] for k in _BACKEND_KEYS if k in data}}
     return data
 
 
@@ -108,7 +109,7 @@ def _with_objects(extra: dict[str, Any]) -> dict[str, Any]:
     }
     chosen = extra.get("extra_quantizer_dict")
     if isinstance(chosen, Mapping):
-        made["extra_quantizer_dict"] = {k: _objects(v) if k.endswith("_type") else v for k, v in chosen.items()}
+        made["extra_quantizer_dict"] = {k: _objects(v) if str(k).endswith("_type") else v for k, v in chosen.items()}
     return made
 
 

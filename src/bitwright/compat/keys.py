@@ -1,9 +1,29 @@
 """Keys of a dialect: what is unknown is refused, all of it at once, with the nearest that exist."""
 
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
+from pydantic import ValidationError
+
 from bitwright.errors import ConfigError, UnknownNameError, suggest
+from bitwright.validation import mistakes, shown, within_limits
+
+_MOST = 10  # mistakes in one message
+
+
+@contextmanager
+def translating(where: str, given: Any) -> Iterator[None]:
+    """While a config becomes a recipe: one that is too deep or too large, or that no recipe can say, is refused."""
+    try:
+        within_limits(given)
+    except ValueError as error:
+        raise ConfigError(f"{where} cannot be read: {error}") from error
+    try:
+        yield
+    except ValidationError as error:
+        raise ConfigError(f"{where} makes a recipe with {mistakes(error, lambda _: [])}") from error
 
 
 def section(where: str, given: Any, known: Iterable[str] | None = None) -> Mapping[Any, Any]:
@@ -11,12 +31,18 @@ def section(where: str, given: Any, known: Iterable[str] | None = None) -> Mappi
     if given is None:
         return {}
     if not isinstance(given, Mapping):
-        raise ConfigError(f"{where} must be a mapping of settings, not {given!r}")
-    names = list(given if known is None else known)
-    lost = [f"{where} has no key {key!r}{suggest(str(key), names)}" for key in given if key not in names]
-    if lost:
-        raise ConfigError("; ".join(lost))
+        raise ConfigError(f"{where} must be a mapping of settings, not {shown(given)}")
+    if known is not None:
+        refuse_unknown(where, given, list(known))
     return given
+
+
+def refuse_unknown(where: str, given: Iterable[Any], known: list[str]) -> None:
+    """Name the keys that nothing knows, the first few of many."""
+    lost = [key for key in given if key not in known]
+    if lost:
+        words = [f"{where} has no key {shown(key)}{suggest(str(key), known)}" for key in lost[:_MOST]]
+        raise ConfigError("; ".join([*words, *([f"and {len(lost) - _MOST} more"] if len(lost) > _MOST else [])]))
 
 
 def check_names(where: str, given: Iterable[str], known: Iterable[str]) -> None:
@@ -30,12 +56,20 @@ def check_names(where: str, given: Iterable[str], known: Iterable[str]) -> None:
 def flag(where: str, given: Any) -> bool:
     """A setting that is True or False."""
     if not isinstance(given, bool):
-        raise ConfigError(f"{where} is True or False, not {given!r}")
+        raise ConfigError(f"{where} is True or False, not {shown(given)}")
     return given
+
+
+def number(where: str, given: Any) -> float:
+    """A finite number, which text cannot be."""
+    limit = sys.float_info.max
+    if isinstance(given, bool) or not isinstance(given, int | float) or not -limit <= given <= limit:
+        raise ConfigError(f"{where} is a number, not {shown(given)}")
+    return float(given)
 
 
 def items(where: str, given: Any) -> list[Any]:
     """A list or tuple as a list; a single thing, as ``(torch.nn.Upsample)`` is, as a list of one."""
     if isinstance(given, Mapping) or given is None:
-        raise ConfigError(f"{where} must be a list, not {given!r}")
+        raise ConfigError(f"{where} must be a list, not {shown(given)}")
     return list(given) if isinstance(given, list | tuple | set | frozenset) else [given]

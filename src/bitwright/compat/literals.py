@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from bitwright.errors import ConfigError, suggest
+from bitwright.validation import LONGEST, within_limits
 
 ALLOWED = "literals, lists, tuples, sets, dicts, dict(…), names set above, and imported names such as torch.nn.Conv2d"
 Resolve = Callable[[str], Any]
@@ -21,14 +22,22 @@ def read_assignments(path: str | Path, resolve: Resolve | None = None) -> dict[s
     """
     where = str(path)
     try:
-        tree = ast.parse(Path(path).read_text(), filename=where)
+        text = Path(path).read_text(encoding="utf-8")
+        if len(text) > LONGEST:
+            raise ValueError(f"it has {len(text):,} characters, more than {LONGEST:,}")
+        tree = ast.parse(text, filename=where)
+    except (RecursionError, MemoryError) as error:  # how Python says that brackets are nested too deeply
+        raise ConfigError(f"the config {where!r} cannot be read: it is nested too deeply") from error
     except (OSError, UnicodeDecodeError, ValueError) as error:
         raise ConfigError(f"the config {where!r} cannot be read: {error}") from error
     except SyntaxError as error:
         raise ConfigError(f"{where}:{error.lineno}: this is not Python: {error.msg}") from error
     reader = _Reader(where, resolve)
-    for statement in tree.body:
-        reader.statement(statement)
+    try:
+        for statement in tree.body:
+            reader.statement(statement)
+    except RecursionError as error:
+        raise ConfigError(f"the config {where!r} cannot be read: it is nested too deeply") from error
     return reader.found
 
 
@@ -45,10 +54,12 @@ class _Reader:
         match node:
             case ast.Assign(targets=[ast.Name(id=name)]):
                 try:
-                    self.found[name] = self.value(node.value)
+                    self.found[name] = within_limits(self.value(node.value))
                 except TypeError as error:  # unhashable
                     what = "a list, set or dict cannot be a key of a dict or an element of a set"
                     raise self.refuse(node, what) from error
+                except ValueError as error:
+                    raise error if isinstance(error, ConfigError) else self.refuse(node, str(error)) from error
             case ast.Import():
                 self.imported.update(map(_bound, node.names))
             case ast.ImportFrom():

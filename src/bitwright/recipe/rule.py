@@ -1,13 +1,12 @@
 """Rule: what to do with the operators that a selector names."""
 
-import re
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from bitwright.recipe.expressions import check_expression
+from bitwright.recipe.expressions import expression
 from bitwright.recipe.tensor import TensorRecipe
 from bitwright.validation import Strict
 
@@ -74,7 +73,7 @@ class Rule(Strict):
         if not match.removeprefix("op:").removeprefix("type:").removeprefix("node:").removeprefix("re:"):
             raise ValueError(f"must name a layer, a glob, 're:…', 'op:…', 'type:…' or 'node:…', not {match!r}")
         if match.startswith("re:"):
-            check_expression(match[3:])
+            expression(match[3:])
         return match
 
     @model_validator(mode="after")
@@ -98,7 +97,7 @@ class Rule(Strict):
     def matches(self, target: RuleTarget) -> bool:
         kind, _, wanted = self.match.partition(":")
         if kind == "re":
-            return any(re.fullmatch(wanted, path) for path in target.paths())
+            return any(expression(wanted).fits(path) for path in target.paths())
         if kind in ("op", "type", "node"):
             names = {"op": (target.operator,), "type": target.types, "node": (target.node,)}[kind]
             return any(fnmatchcase(name, wanted) for name in names)

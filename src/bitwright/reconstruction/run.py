@@ -12,6 +12,7 @@ from torch import Tensor, fx, nn
 
 from bitwright.calibration import as_batches, as_inputs
 from bitwright.errors import CalibrationError, ConfigError
+from bitwright.files import scratch_folder
 from bitwright.graph.inputs import bind_inputs
 from bitwright.graph.names import module_of
 from bitwright.modes import eval_mode, random_numbers_kept
@@ -99,8 +100,8 @@ def reconstruct(
     inputs = [as_inputs(batch, len(example.args)) for batch in as_batches(batches)]
     if not inputs:
         raise CalibrationError("the data to reconstruct with is empty: it gave no batch")
-    with tempfile.TemporaryDirectory(prefix="bitwright-") as folder, _learning(model):
-        memory = Memory(memory_limit, Path(folder))
+    with scratch_folder(tempfile.gettempdir()) as folder, _learning(model):
+        memory = Memory(memory_limit, folder)
         stored = None
         if checkpoint is not None:
             data = [value for each in inputs for value in (each.args, each.kwargs)]

@@ -4,12 +4,12 @@ import contextlib
 import ctypes
 import os
 import shutil
-import tempfile
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from bitwright.errors import SaveError
+from bitwright.files import scratch_path
 
 _AT_FDCWD, _EXCHANGE = -100, 2  # of Linux's renameat2
 
@@ -43,7 +43,8 @@ def atomic_folder(target: Path) -> Iterator[Path]:
     """Yield an empty folder beside ``target``; it takes the name ``target`` only if all went well."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        partial = Path(tempfile.mkdtemp(prefix=f".{target.name[:100]}-", dir=target.parent))
+        partial = scratch_path(target.parent)
+        partial.mkdir(mode=0o700)
     except OSError as error:
         raise SaveError(f"the folder {str(target)[:200]!r} cannot be written: {error.strerror}") from error
     try:
@@ -68,8 +69,8 @@ def _put(partial: Path, target: Path) -> None:
         exchange = ctypes.CDLL(None, use_errno=True).renameat2
         if exchange(_AT_FDCWD, os.fsencode(partial), _AT_FDCWD, os.fsencode(target), _EXCHANGE) == 0:
             return
-    old = Path(tempfile.mkdtemp(prefix=f".{target.name[:100]}-old-", dir=target.parent))
-    os.rename(target, old)  # onto an empty folder
+    old = scratch_path(target.parent)
+    os.rename(target, old)
     try:
         os.rename(partial, target)
     except OSError:

@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from bitwright.backends import BACKENDS
-from bitwright.compat.keys import items, section
+from bitwright.compat.keys import items, section, translating
 from bitwright.compat.mqbench.backend_type import BackendType
 from bitwright.compat.mqbench.fuse import read_fusions
 from bitwright.compat.mqbench.fuser_method_mappings import Chain, Fuse
@@ -16,6 +16,7 @@ from bitwright.compat.mqbench.selection import added_type, read_selection
 from bitwright.errors import ConfigError
 from bitwright.graph.capture.leaves import spell
 from bitwright.recipe import Recipe
+from bitwright.validation import shown
 
 KEYS = [
     "extra_qconfig_dict",
@@ -42,7 +43,11 @@ class ExtraConfig:
 
 def read_config(backend: BackendType | str, extra_config: Any) -> ExtraConfig:
     """Read an ``extra_config`` for a backend; what cannot be is refused."""
-    target = BackendType.read(backend)
+    with translating("extra_config", extra_config):
+        return _read(BackendType.read(backend), extra_config)
+
+
+def _read(target: BackendType, extra_config: Any) -> ExtraConfig:
     config = section("extra_config", extra_config, KEYS)
     fusions, modules = read_fusions(config.get("extra_fuse_dict"))
     rules = [added_type(cls) for cls in modules] + read_selection(config.get("extra_quantizer_dict"), target)
@@ -71,8 +76,8 @@ def to_recipe(extra_config: Any, backend: BackendType | str = BackendType.Academ
     found = {
         f"extra_fuse_dict: the methods that fuse {chains} are code; prepare_by_platform runs them": read.fusions,
         f"additional_qat_module_mapping: register_qmodule the classes for {_names(read.modules)}": read.modules,
-        f"preserve_attr: give bw.prepare preserve_attr={read.preserve_attr}": read.preserve_attr,
-        f"concrete_args: give bw.prepare concrete_args={read.concrete_args}": read.concrete_args,
+        f"preserve_attr: give bw.prepare preserve_attr={shown(read.preserve_attr)}": read.preserve_attr,
+        f"concrete_args: give bw.prepare concrete_args={shown(read.concrete_args)}": read.concrete_args,
     }
     return read.recipe, [note for note, given in found.items() if given]
 

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 from torch.nn.utils.parametrize import type_before_parametrizations
 
-from bitwright.compat.keys import check_names
+from bitwright.compat.keys import check_names, section
 from bitwright.compat.quantrans.builder import QUANTRANSFORMERS
 from bitwright.compat.quantrans.quantops.builder import QUANLAYERS
 from bitwright.compat.quantrans.replace import quantized_twin
@@ -125,7 +125,7 @@ class mTransformerV2(Basemtransformer):
         if kwargs:
             _log.warning("%s makes nothing of %s", type(self).__name__, ", ".join(kwargs))
         self.special_layers = SpecialLayers.read(special_layers)
-        policy = quan_policy or {}
+        policy = section("quan_policy", quan_policy)
         self.register_dict = OrderedDict((_layer_class(name), args) for name, args in policy.items())
         for where, args in [*policy.items(), *self.special_layers.items()]:
             QUANLAYERS.class_of(args, f"{where!r}: ")
@@ -134,7 +134,7 @@ class mTransformerV2(Basemtransformer):
 def _layer_class(name: str) -> type[nn.Module]:
     known = {n: c for n, c in vars(nn).items() if isinstance(c, type) and issubclass(c, nn.Module)}
     if name not in known:
-        raise UnknownNameError(f"quan_policy: torch.nn has no layer {name!r}{suggest(name, known)}")
+        raise UnknownNameError(f"quan_policy: torch.nn has no layer {name!r}{suggest(str(name), known)}")
     return known[name]
 
 

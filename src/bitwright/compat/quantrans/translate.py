@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from bitwright.compat.keys import translating
 from bitwright.compat.quantrans.builder import QUANTRANSFORMERS
 from bitwright.compat.quantrans.quantops.builder import QUANLAYERS
 from bitwright.compat.quantrans.quantops.kinds import Plan
@@ -18,6 +19,11 @@ _END_BITS = 8  # of its first and last layers, where no rule says otherwise
 
 def to_recipe(config: Mapping[str, Any]) -> tuple[Recipe, list[str]]:
     """The recipe of a ``quant_transformer`` dict, and notes on what has no equivalent in a recipe."""
+    with translating("the config", config):
+        return _translate(config)
+
+
+def _translate(config: Mapping[str, Any]) -> tuple[Recipe, list[str]]:
     transformer: Any = QUANTRANSFORMERS.build(config)
     notes: list[str] = []
     rules = [_rule(f"type:{cls.__name__}", args, notes) for cls, args in transformer.register_dict.items()]

@@ -12,6 +12,7 @@ from bitwright.compat.keys import section
 from bitwright.compat.sparsebit.tensors import read_tensor
 from bitwright.errors import ConfigError, UnknownNameError, suggest
 from bitwright.recipe import Rule, TensorRecipe
+from bitwright.recipe.expressions import expression
 
 _GLOB = re.compile(r"[*?\[]")
 
@@ -41,7 +42,7 @@ def check_patterns(config: Mapping[str, Any], names: Iterable[str]) -> None:
     for kind in "WA":
         for entry in config[kind]["SPECIFIC"]:
             for pattern in entry:
-                if not any(re.match(rf"{_expression(pattern)}(\.|$)", name) for name in known):
+                if not any(expression(rf"{_expression(pattern)}(\..*)?").fits(name) for name in known):
                     hint = suggest(pattern.strip("*?"), [*known, *parents])
                     raise UnknownNameError(f"{kind}.SPECIFIC: {pattern!r} fits no layer{hint}")
 

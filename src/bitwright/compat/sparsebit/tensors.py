@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from bitwright.compat.keys import flag
+from bitwright.compat.keys import flag, number
 from bitwright.compat.sparsebit.defaults import LAYOUTS, OBSERVERS, QUANTIZERS, SCHEMES
 from bitwright.errors import ConfigError, UnknownNameError, suggest
 from bitwright.methods import METHODS
@@ -36,7 +36,7 @@ def read_tensor(kind: str, config: Mapping[str, Any]) -> TensorRecipe:
 
 def _method_options(kind: str, method: str, config: Mapping[str, Any]) -> dict[str, Any]:
     if (kind, method) == ("A", "PACTFakeQuantize"):
-        return {"alpha": float(config["PACT"]["ALPHA_VALUE"])}
+        return {"alpha": number("A.QUANTIZER.PACT.ALPHA_VALUE", config["PACT"]["ALPHA_VALUE"])}
     return {"normalize": True} if (kind, method) == ("W", "DoReFaFakeQuantize") else {}
 
 

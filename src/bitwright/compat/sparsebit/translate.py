@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from bitwright.backends import Backend, find_backend
-from bitwright.compat.keys import flag, items
+from bitwright.compat.keys import flag, items, translating
 from bitwright.compat.sparsebit.defaults import SCHEDULE
 from bitwright.compat.sparsebit.quantization.quant_config import parse_qconfig
 from bitwright.compat.sparsebit.specific import read_specific
@@ -19,6 +19,11 @@ from bitwright.recipe import Recipe, Rule
 def to_recipe(config: str | Path | Mapping[str, Any]) -> tuple[Recipe, list[str]]:
     """The recipe of a config, and notes on what is said to ``bw.prepare`` in another way, or not at all."""
     cfg = parse_qconfig(config)
+    with translating("the config", cfg):
+        return _translate(cfg)
+
+
+def _translate(cfg: Any) -> tuple[Recipe, list[str]]:
     if not isinstance(cfg.BACKEND, str):
         raise ConfigError(f"BACKEND is the name of a target, not {cfg.BACKEND!r}")
     backend = find_backend(cfg.BACKEND)

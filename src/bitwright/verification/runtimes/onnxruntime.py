@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from bitwright.files import scratch_folder
 from bitwright.verification.runtimes.base import RUNS, Arrays, Executed, Runtime, Session, register_runtime, role_of
 
 if TYPE_CHECKING:
@@ -53,11 +54,11 @@ class OnnxRuntime(Runtime):
         """Run with a profile; times are the least of all runs but the first, which is slow."""
         import onnx
 
-        with tempfile.TemporaryDirectory() as folder:
-            saved = Path(folder) / "optimized.onnx"
+        with scratch_folder(tempfile.gettempdir()) as folder:
+            saved = folder / "optimized.onnx"
             options = self._options(1)
             options.enable_profiling = True
-            options.profile_file_prefix = str(Path(folder) / "profile")
+            options.profile_file_prefix = str(folder / "profile")
             options.optimized_model_filepath = str(saved)
             session = self._load(file, options)
             for _ in range(1 + RUNS):

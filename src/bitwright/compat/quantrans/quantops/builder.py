@@ -72,7 +72,7 @@ class LayerRegistry(Registry[type[nn.Module]]):
         unknown = next((key for key in args if key not in parameters), None)
         if unknown is not None and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
             raise ConfigError(
-                f"the {self.kind} {cls.__name__} has no argument {unknown!r}{suggest(unknown, parameters)}"
+                f"the {self.kind} {cls.__name__} has no argument {unknown!r}{suggest(str(unknown), parameters)}"
             )
         try:
             return cls(**args)

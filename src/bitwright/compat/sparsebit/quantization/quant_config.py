@@ -4,14 +4,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from bitwright.compat.attributes import ConfigDict
 from bitwright.compat.keys import section
 from bitwright.compat.sparsebit.defaults import DEFAULTS
 from bitwright.errors import ConfigError
 from bitwright.graph import SCHEDULES
-from bitwright.validation import read_data, read_text
+from bitwright.validation import read_data, read_text, shown, within_limits
 
 
 class CfgNode(ConfigDict):
@@ -87,15 +85,18 @@ def parse_qconfig(source: str | Path | Mapping[str, Any]) -> CfgNode:
         The settings, with access by attribute (``cfg.W.QUANTIZER.BIT``) and by item; they may be changed.
     """
     where, data = "the config", source
-    if isinstance(source, str | Path):
-        if "\n" not in str(source):
+    try:
+        if isinstance(source, str | Path) and "\n" not in str(source):
             where = f"the config {str(source)!r}"
-        try:
-            data = read_text(str(source)) if where == "the config" else read_data(Path(source), where)
-        except yaml.YAMLError as error:
-            raise ConfigError(f"{where} cannot be read: {error}") from error
+            data = read_data(Path(source), where)
+        else:
+            data = read_text(str(source)) if isinstance(source, str | Path) else within_limits(source)
+    except ConfigError:
+        raise
+    except ValueError as error:
+        raise ConfigError(f"{where} cannot be read: {error}") from error
     if not isinstance(data, Mapping):
-        raise ConfigError(f"{where} must be a mapping of settings, not {data!r}")
+        raise ConfigError(f"{where} must be a mapping of settings, not {shown(data)}")
     return _node(_merged(data, DEFAULTS, where))
 
 
