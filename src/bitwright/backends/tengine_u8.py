@@ -8,6 +8,7 @@ TENGINE_U8 = register_backend(
     SNPE.with_(
         name="tengine_u8",
         title="Tengine, uint8",
+        formats=("onnx",),
         operators={
             "integer": dict.fromkeys((*IMAGE_OPERATORS, "cat", "hardswish", "sigmoid"), "both"),
             "unfused": ("add", "mul", "cat"),

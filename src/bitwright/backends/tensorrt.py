@@ -23,6 +23,7 @@ TENSORRT = register_backend(
             "numbers": ("add", "mul"),
             "reasons": {"cat": "it only gathers: what reads the result quantizes it"},
         },
+        formats=("onnx", "tensorrt-ranges"),
         runtimes=("onnxruntime",),
         notes=("The engine is built by TensorRT from the file; onnxruntime executes the same file here, as a check.",),
     )

@@ -55,11 +55,13 @@ class Deployment:
         model: the deployed twin.
         quantized: whether it computes on quantized tensors.
         origins: what its modules stand for, by their qualified names.
+        clean: whether nothing in it is there for a runtime's sake.
     """
 
     model: nn.Module
     quantized: bool
     origins: dict[str, Origin]
+    clean: bool = False
 
     def results(self) -> list[str]:
         """The names of what the model returns: keys and attributes, or else nodes; empty where no graph says them."""
@@ -86,8 +88,11 @@ def _tensor_name(node: fx.Node) -> str:
     return node_name(node)
 
 
-def deploy(model: nn.Module) -> Deployment:
-    """Make the deployed twin of a calibrated model; the model itself is left untouched."""
+def deploy(model: nn.Module, *, clean: bool = False) -> Deployment:
+    """Make the deployed twin of a calibrated model; the model itself is left untouched.
+
+    A ``clean`` one keeps activations that quantizers imply, and has no guards against what runtimes do unasked.
+    """
     waiting = [q.label or name for name, q in quantizers(model).items() if not q.quantizes and q.enabled]
     if waiting:
         more = f" and {len(waiting) - 3} more" if len(waiting) > 3 else ""
@@ -96,7 +101,7 @@ def deploy(model: nn.Module) -> Deployment:
     for parameter in twin.parameters():
         parameter.requires_grad_(False)
     with torch.no_grad():
-        return _Deploying(twin).run()
+        return _Deploying(twin, clean).run()
 
 
 def float_twin(model: nn.Module) -> Deployment:
@@ -116,8 +121,8 @@ def float_twin(model: nn.Module) -> Deployment:
 class _Deploying:
     """The work on one twin."""
 
-    def __init__(self, twin: nn.Module) -> None:
-        self.twin = twin
+    def __init__(self, twin: nn.Module, clean: bool = False) -> None:
+        self.twin, self.clean = twin, clean
         self.origins: dict[str, Origin] = {}
         self.names = {id(quantizer): name for name, quantizer in quantizers(twin).items()}
         self.in_graphs: set[int] = set()
@@ -139,7 +144,7 @@ class _Deploying:
         self._deploy_own_quantizers()
         for region in [m for m in twin.modules() if isinstance(m, CapturedModel)]:
             region.delete_all_unused_submodules()  # an exporter's work grows with the square of parameters and buffers
-        return Deployment(twin, quantized=True, origins=self.origins)
+        return Deployment(twin, quantized=True, origins=self.origins, clean=self.clean)
 
     def _site(self, quantizer: TensorQuantizer, kind: Any, name: str = "", placed: bool = False) -> Site | None:  # noqa: ANN401
         """The site of a quantizer; None for one that is not part of the model, or quantizes nothing."""
@@ -183,9 +188,11 @@ class _Deploying:
                 self._deploy_function(model, node, module, prefix)
         for node in [n for n in model.graph.nodes if n.op == "get_attr"]:
             _keep_what_is_read(model, node)
-        rewrites.drop_redundant_activations(model, dict(model.named_modules()))
+        if not self.clean:
+            rewrites.drop_redundant_activations(model, dict(model.named_modules()))
         rewrites.requantize_carried(model, dict(model.named_modules()))
-        rewrites.guard(model, dict(model.named_modules()))
+        if not self.clean:
+            rewrites.guard(model, dict(model.named_modules()))
         self.name_calls(model, prefix, placed)
 
     def _deploy_function(self, model: CapturedModel, node: fx.Node, function: QuantFunction, prefix: str) -> None:

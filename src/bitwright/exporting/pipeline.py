@@ -51,11 +51,13 @@ def export(
     options = ExportOptions(dynamic_shapes, ledger.backend.activations.write_unsigned)
 
     def write() -> bytes:
-        target = check_output(path, overwrite=overwrite)
-        deployment = deploy(model) if quantized else float_twin(model)
-        return writer.write(deployment, inputs, target, options).to_json().encode()
+        for file in writer.files(Path(path)):
+            check_output(file, overwrite=overwrite)
+        deployment = deploy(model, clean=writer.clean) if quantized else float_twin(model)
+        return writer.write(deployment, inputs, Path(path), options).to_json().encode()
 
-    return ExportedFile(Path(path), ExportRecord.from_json(from_first_rank(write).decode()))
+    record = ExportRecord.from_json(from_first_rank(write).decode())
+    return ExportedFile(Path(path), record, tuple(writer.files(Path(path))))
 
 
 def _check_precision(model: nn.Module) -> None:

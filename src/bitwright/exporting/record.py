@@ -130,10 +130,12 @@ class ExportedFile(os.PathLike[str]):
     Attributes:
         path: where it is.
         record: what was written.
+        files: all that was written: it, and what the format has beside it.
     """
 
     path: Path
     record: ExportRecord
+    files: tuple[Path, ...] = ()
 
     @property
     def tensors(self) -> tuple[ExportedTensor, ...]:

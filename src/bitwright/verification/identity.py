@@ -3,7 +3,7 @@
 from torch import nn
 
 from bitwright.errors import VerifyError
-from bitwright.exporting import ExportRecord, LoadedFile
+from bitwright.exporting import FORMATS, ExportRecord, LoadedFile
 from bitwright.exporting.deploy import deploy, float_twin
 from bitwright.exporting.fingerprint import fingerprint
 
@@ -16,7 +16,8 @@ def check_identity(model: nn.Module, file: LoadedFile) -> ExportRecord:
             f"{path!r} was not written by Bitwright: it has no record of what in it is what; verify takes files that "
             "bitwright.export wrote"
         )
-    twin = deploy(model) if record.quantized else float_twin(model)
+    clean = record.format in FORMATS and FORMATS.get(record.format).clean
+    twin = deploy(model, clean=clean) if record.quantized else float_twin(model)
     ours, theirs = fingerprint(twin.model), record.fingerprint
     different = ours.differences(theirs)
     if not different:

@@ -77,10 +77,10 @@ def verify(
     if bounds is not None and bounds.speedup is not None and not latency:
         raise ConfigError("a limit on the speedup needs latency=True")
     ledger = ledger_of(model)
-    chosen = _choose(runtimes, ledger)
     source = Path(path)
     format = format_of(source, next(iter(ledger.backend.formats), "onnx"))
     file = format.read(source)
+    chosen = _choose(runtimes, ledger, file)
     with eval_mode(model):
         record = check_identity(model, file)
         count = len(ledger.example.args)
@@ -143,13 +143,14 @@ def run_file(
     return call
 
 
-def _choose(names: Iterable[str] | None, ledger: Ledger) -> list[Runtime]:
+def _choose(names: Iterable[str] | None, ledger: Ledger, file: LoadedFile) -> list[Runtime]:
     if names is not None:
         chosen = [names] if isinstance(names, str) else list(names)
         if not chosen:
             raise ConfigError("name at least one runtime to verify in, or leave the choice to the backend")
         return [RUNTIMES.get(n)() for n in chosen]
-    known = ledger.backend.runtimes or ("reference",)
+    known = ledger.backend.runtimes if not file.stands_in else ()
+    known = known or ("reference",)
     return [RUNTIMES.get(n)() for n in known if RUNTIMES.get(n).available()] or [RUNTIMES.get(known[0])()]
 
 
@@ -157,7 +158,7 @@ def _prove(
     model: nn.Module, file: LoadedFile, record: ExportRecord, runtime: Runtime, data: list[Inputs], show: bool | None
 ) -> RuntimeProof:
     """Do the work on one runtime."""
-    if record.format not in runtime.formats:
+    if file.format not in runtime.formats:
         raise VerifyError(f"{runtime.name} executes {', '.join(runtime.formats)}, not {record.format}")
     proof = RuntimeProof(runtime.name, runtime.version, dict(runtime.settings))
     simulation = model if record.quantized else float_twin(model).model

@@ -50,6 +50,9 @@ class LoadedFile(ABC):
         record: what Bitwright wrote of it; None if Bitwright did not write it.
         inputs: the names of its inputs.
         outputs: the names of its outputs, in order.
+        format: what runtimes must execute to run it.
+        stands_in: whether it was made here of what the target's tools read: then its values count, and no runtime's
+            kernels and speed.
     """
 
     path: Path
@@ -57,6 +60,8 @@ class LoadedFile(ABC):
     record: ExportRecord | None
     inputs: list[str]
     outputs: list[str]
+    format: str = "onnx"
+    stands_in: bool = False
 
     @abstractmethod
     def watching(self, tensors: Iterable[str]) -> "LoadedFile":
@@ -94,11 +99,14 @@ class ExportFormat(ABC):
         name: how users and backends choose it.
         suffix: how names of its files end.
         packages: what it needs, as ``{package: extra of Bitwright}``.
+        clean: whether it is for tools that quantize a float model themselves, so that nothing is there for a runtime's
+            sake: activations stay where quantizers imply them, and there are no guards.
     """
 
     name: ClassVar[str] = ""
     suffix: ClassVar[str] = ""
     packages: ClassVar[dict[str, str]] = {}
+    clean: ClassVar[bool] = False
 
     def __init__(self) -> None:
         for package, extra in self.packages.items():
@@ -112,6 +120,14 @@ class ExportFormat(ABC):
     def read(self, path: Path) -> LoadedFile:
         """Read a file, or raise a VerifyError that says why not."""
 
+    def restore(self, file: Any) -> LoadedFile:  # noqa: ANN401
+        """The file, after ``onnx`` has read it: for formats whose files are ONNX, too, and name this one."""
+        return file
+
+    def files(self, target: Path) -> list[Path]:
+        """The files that ``write`` makes."""
+        return [target]
+
 
 def register_format(name: str, *, override: bool = False) -> Callable[[type[ExportFormat]], type[ExportFormat]]:
     """File a format under a name.
@@ -124,5 +140,5 @@ def register_format(name: str, *, override: bool = False) -> Callable[[type[Expo
 
 def format_of(path: Path, default: str = "onnx") -> ExportFormat:
     """The format of a file, by how its name ends, or else the default."""
-    known = {FORMATS.get(name).suffix: name for name in FORMATS}
+    known = {FORMATS.get(name).suffix: name for name in FORMATS} | {".onnx": "onnx"}  # reads all that is ONNX
     return FORMATS.get(known.get(path.suffix, default))()

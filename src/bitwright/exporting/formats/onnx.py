@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import Any, ClassVar
 
-from bitwright.errors import ExportError
+from bitwright.errors import ExportError, VerifyError, suggest
 from bitwright.exporting.deploy import Deployment
 from bitwright.exporting.fingerprint import fingerprint
-from bitwright.exporting.formats.base import ExportFormat, ExportOptions, LoadedFile, register_format
+from bitwright.exporting.formats.base import FORMATS, ExportFormat, ExportOptions, LoadedFile, register_format
 from bitwright.exporting.parts import parts_of
 from bitwright.exporting.record import ExportRecord
 from bitwright.graph import Inputs
@@ -24,40 +24,62 @@ class OnnxFormat(ExportFormat):
     def write(self, deployment: Deployment, inputs: Inputs, target: Path, options: ExportOptions) -> ExportRecord:
         """Write the file."""
         from bitwright.exporting.onnx.file import RECORD
-        from bitwright.exporting.onnx.names import name_after_model
-        from bitwright.exporting.onnx.program import export_program
-        from bitwright.exporting.onnx.quiet import quiet_exporter
-        from bitwright.exporting.onnx.translate import RICH, lowest_opset
-        from bitwright.exporting.onnx.witness import optimize
+        from bitwright.exporting.onnx.seal import write_sealed
 
-        twin, origins = deployment.model, deployment.origins
-        opset = lowest_opset(twin)
-        model = export_program(twin, inputs, opset, options.dynamic_shapes)
-        with quiet_exporter():
-            witnesses = optimize(model, [part for _, part in parts_of(twin)])
-        _transpose_for_each_reader(model)
-        name = twin.__class__.__name__
-        operators = name_after_model(model, name, origins, deployment.results())
-        if options.unsigned_activations or opset >= RICH:  # see lowest_opset
-            write_unsigned(model)
-        record = ExportRecord(
-            format=self.name,
-            model=name,
-            quantized=deployment.quantized,
-            fingerprint=fingerprint(twin),
-            inputs=_arguments(model.graph, list(flat_inputs(twin, inputs))),
-            tensors=tuple(w.entry() for w in witnesses),
-            operators=tuple(operators),
-        )
-        model.metadata_props[RECORD] = record.to_json()
-        _write(model, target)
+        proto, record = build(deployment, inputs, options, self.name)
+        proto.metadata_props.add(key=RECORD, value=record.to_json())
+        write_sealed(proto, target)
         return record
 
     def read(self, path: Path) -> LoadedFile:
-        """Read the file."""
+        """Read the file; one of another format that is ONNX, too, as that format does."""
         from bitwright.exporting.onnx.file import OnnxFile
 
-        return OnnxFile.read(path)
+        file = OnnxFile.read(path)
+        written = file.record.format if file.record is not None else self.name
+        if written == self.name:
+            return file
+        if written not in FORMATS:
+            raise VerifyError(f"{str(path)!r} is of the format {written!r}{suggest(written, FORMATS)}")
+        return FORMATS.get(written)().restore(file)
+
+
+def build(deployment: Deployment, inputs: Inputs, options: ExportOptions, format: str) -> tuple[Any, ExportRecord]:
+    """The ONNX model of a deployed one, checked, and its record, which is not in it yet."""
+    import onnx
+    import onnx_ir as ir
+
+    from bitwright.exporting.onnx.names import name_after_model
+    from bitwright.exporting.onnx.program import export_program, last_line
+    from bitwright.exporting.onnx.quiet import quiet_exporter
+    from bitwright.exporting.onnx.translate import RICH, lowest_opset
+    from bitwright.exporting.onnx.witness import optimize
+
+    twin, origins = deployment.model, deployment.origins
+    opset = lowest_opset(twin)
+    model = export_program(twin, inputs, opset, options.dynamic_shapes)
+    with quiet_exporter():
+        witnesses = optimize(model, [part for _, part in parts_of(twin)])
+    _transpose_for_each_reader(model)
+    name = twin.__class__.__name__
+    operators = name_after_model(model, name, origins, deployment.results())
+    if not deployment.clean and (options.unsigned_activations or opset >= RICH):  # see lowest_opset
+        write_unsigned(model)
+    record = ExportRecord(
+        format=format,
+        model=name,
+        quantized=deployment.quantized,
+        fingerprint=fingerprint(twin),
+        inputs=_arguments(model.graph, list(flat_inputs(twin, inputs))),
+        tensors=tuple(w.entry() for w in witnesses),
+        operators=tuple(operators),
+    )
+    proto = ir.to_proto(model)
+    try:
+        onnx.checker.check_model(proto, full_check=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        raise ExportError(f"the exported file is not valid ONNX: {last_line(error)}") from error
+    return proto, record
 
 
 def _arguments(graph: Any, names: list[str]) -> tuple[str, ...]:  # noqa: ANN401
@@ -100,18 +122,3 @@ def write_unsigned(model: Any) -> None:  # noqa: ANN401
         integers.dtype = ir.DataType.UINT8
         for user in [node, *integers.consumers()]:
             user.replace_input_with(2, graph.initializers[name])
-
-
-def _write(model: Any, target: Path) -> None:  # noqa: ANN401
-    import onnx
-    import onnx_ir as ir
-
-    from bitwright.exporting.onnx.program import last_line
-    from bitwright.exporting.onnx.seal import write_sealed
-
-    proto = ir.to_proto(model)
-    try:
-        onnx.checker.check_model(proto, full_check=True)
-    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
-        raise ExportError(f"the exported file is not valid ONNX: {last_line(error)}") from error
-    write_sealed(proto, target)

@@ -162,7 +162,7 @@ class _Unquantizing:
 
     def _skip_dequantize(self, node: onnx.NodeProto) -> None:
         if node.input[0] in self.values:
-            self.floats[node.output[0]] = _dequantize(node, self.values)
+            self.floats[node.output[0]] = dequantized(node, self.values)
             return
         if node.output[0] in self.outputs:
             self.kept.append(onnx.helper.make_node("Identity", [node.input[0]], [node.output[0]], name=node.name))
@@ -186,7 +186,8 @@ def _starts_at_zero(zero_point: np.ndarray) -> bool:
     return zero_point.dtype == np.uint8 and zero_point.size == 1 and int(zero_point.reshape(())) == 0
 
 
-def _dequantize(node: onnx.NodeProto, values: dict[str, Any]) -> np.ndarray:
+def dequantized(node: onnx.NodeProto, values: dict[str, Any]) -> np.ndarray:
+    """What a DequantizeLinear of a constant gives."""
     q, scale = values[node.input[0]], values[node.input[1]]
     zero = values[node.input[2]] if len(node.input) > 2 and node.input[2] else np.zeros_like(scale, dtype=np.int64)
     settings = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}

@@ -1,0 +1,225 @@
+"""BundleFormat: a float ONNX model beside files of ranges. A new one is one small file in ``exporting/formats/``.
+
+The ONNX file carries the record and the checksums of the files beside it. To prove a bundle, both are read again, and
+the Q/DQ model that they describe is made of what is written there: its numbers are those of the file of ranges.
+"""
+
+import hashlib
+import json
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from bitwright.errors import ConfigError, ExportError, VerifyError
+from bitwright.exporting.bundles.ranges import Kind, Place, Range
+from bitwright.exporting.bundles.schema import problems, schema_named
+from bitwright.exporting.deploy import Deployment
+from bitwright.exporting.formats.base import ExportFormat, ExportOptions, LoadedFile
+from bitwright.exporting.record import ExportRecord
+from bitwright.files import atomic_write
+from bitwright.graph import Inputs
+
+if TYPE_CHECKING:
+    import onnx
+
+BUNDLE = "bitwright.bundle"  # the key, in the metadata of the float model, of its places and checksums
+Texts = dict[str, str]
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a bundle is made of.
+
+    Attributes:
+        model: the float model.
+        places: where it has tensors that are quantized.
+        ranges: their numbers, by the names of tensors; empty while a bundle is read.
+    """
+
+    model: "onnx.ModelProto"
+    places: tuple[Place, ...]
+    ranges: Mapping[str, Range] = field(default_factory=dict)
+
+    @cached_property
+    def constants(self) -> dict[str, np.ndarray]:
+        """What the float model stores."""
+        from onnx import numpy_helper
+
+        return {i.name: numpy_helper.to_array(i) for i in self.model.graph.initializer}
+
+    @property
+    def inputs(self) -> set[str]:
+        """The names of the float model's inputs."""
+        return {i.name for i in self.model.graph.input}
+
+    def of(self, *kinds: Kind) -> list[Range]:
+        """The ranges of some kinds of tensors, in the order of the model."""
+        return [self.ranges[p.tensor] for p in self.places if p.kind in kinds]
+
+    def place(self, tensor: str, where: str) -> Place:
+        """The place of a tensor that a file of ranges names."""
+        found = next((p for p in self.places if p.tensor == tensor), None)
+        if found is None:
+            raise VerifyError(f"{where} names {tensor!r}, which the model beside it does not quantize")
+        return found
+
+
+class BundleFormat(ExportFormat):
+    """A float ONNX model beside files of ranges.
+
+    Attributes:
+        sides: how the names of the files of ranges end, in place of the model's ``.onnx``.
+        holds: the kinds of tensors that they hold.
+        schema: the name of the JSON Schema of the (first) file; empty where it is not JSON.
+        limits: what the format can say, in words, for the documentation.
+    """
+
+    suffix = ".onnx"
+    packages: ClassVar[dict[str, str]] = {"onnx": "onnx", "onnxscript": "onnx"}
+    clean = True
+    sides: ClassVar[tuple[str, ...]] = ()
+    holds: ClassVar[tuple[Kind, ...]] = ("activation", "weight")
+    schema: ClassVar[str] = ""
+    limits: ClassVar[str] = ""
+
+    @abstractmethod
+    def texts(self, contents: Contents) -> Texts:
+        """The texts of the files of ranges, by how their names end."""
+
+    @abstractmethod
+    def ranges(self, texts: Texts, contents: Contents) -> list[Range]:
+        """Read the texts as the target's tools do, and give every weight and activation its range."""
+
+    def why_not(self, found: Range) -> str | None:
+        """Why the format cannot hold a range; None if it can."""
+        return None
+
+    def files(self, target: Path) -> list[Path]:
+        """The float model, and the files of ranges beside it."""
+        beside = [target.with_suffix(suffix) for suffix in self.sides]
+        if target in beside:
+            raise ConfigError(f"{target.name!r} is the name of the file of ranges: call the model {target.stem!r}.onnx")
+        return [target, *beside]
+
+    def write(self, deployment: Deployment, inputs: Inputs, target: Path, options: ExportOptions) -> ExportRecord:
+        """Write the files of ranges, then the model, which holds their checksums."""
+        from bitwright.exporting.bundles.split import split
+        from bitwright.exporting.formats.onnx import build
+        from bitwright.exporting.onnx.file import RECORD
+        from bitwright.exporting.onnx.seal import write_sealed
+
+        proto, record = build(deployment, inputs, options, self.name)
+        parts = split(proto, record)
+        contents = Contents(parts.model, tuple(r.place for r in parts.ranges.values()), parts.ranges)
+        self._check(contents)
+        texts = self.texts(contents)
+        self.checked(texts, contents)
+        _check_model(parts.model)
+        sums = {suffix: _checksum(text.encode()) for suffix, text in texts.items()}
+        note = {"places": [asdict(p) for p in contents.places], "checksums": sums}
+        parts.model.metadata_props.add(key=RECORD, value=record.to_json())
+        parts.model.metadata_props.add(key=BUNDLE, value=json.dumps(note, separators=(",", ":")))
+        for suffix, path in zip(self.sides, self.files(target)[1:], strict=True):
+            with atomic_write(path) as partial:
+                partial.write_bytes(texts[suffix].encode())
+        write_sealed(parts.model, target)
+        return record
+
+    def read(self, path: Path) -> LoadedFile:
+        """Read a bundle by its model."""
+        from bitwright.exporting.onnx.file import OnnxFile
+
+        if any(path.name.endswith(suffix) for suffix in self.sides):
+            raise VerifyError(f"{str(path)!r} holds the ranges; name the .onnx file beside it")
+        return self.restore(OnnxFile.read(path))
+
+    def restore(self, file: Any) -> LoadedFile:  # noqa: ANN401
+        """The Q/DQ model that the files describe."""
+        from bitwright.exporting.bundles.file import BundleFile
+        from bitwright.exporting.bundles.join import join
+
+        note = next((e.value for e in file.proto.metadata_props if e.key == BUNDLE), None)
+        if note is None:
+            raise VerifyError(f"{str(file.path)!r} is no bundle of {self.name}: it does not say what is beside it")
+        data = json.loads(note)
+        places = tuple(Place.from_json(p) for p in data["places"])
+        texts = {}
+        for suffix, path in zip(self.sides, self.files(file.path)[1:], strict=True):
+            texts[suffix] = _beside(path, file.path, data["checksums"].get(suffix, ""))
+        found = self.checked(texts, Contents(file.proto, places))
+        return BundleFile(file, join(file.proto, found), self.files(file.path))
+
+    def checked(self, texts: Texts, contents: Contents) -> list[Range]:
+        """The ranges that the texts give, after the schema and what all bundles must have were checked."""
+        found = self.ranges(texts, contents)
+        given = {r.place.tensor for r in found}
+        missing = [p.tensor for p in contents.places if p.tensor not in given and p.kind != "bias"]
+        if missing:
+            raise VerifyError(f"the file of ranges has none for {missing[0]!r}")
+        for r in found:
+            _check_numbers(r)
+        return found
+
+    def parsed(self, text: str, schema: str = "") -> Any:  # noqa: ANN401
+        """JSON that fits the schema, or a VerifyError."""
+        name = schema or self.schema
+        try:
+            data = json.loads(text)
+        except ValueError as error:
+            raise VerifyError(f"the file of ranges is not JSON: {error}") from error
+        if wrong := problems(data, schema_named(name)):
+            raise VerifyError(f"the file of ranges does not fit the schema {name}: {'; '.join(wrong[:3])}")
+        return data
+
+    def _check(self, contents: Contents) -> None:
+        refused = [
+            f"{tensor}: {why}"
+            for tensor, r in contents.ranges.items()
+            if r.place.kind != "bias" and (why := self.why_not(r)) is not None
+        ]
+        if refused:
+            more = f" and {len(refused) - 3} more" if len(refused) > 3 else ""
+            raise ExportError(f"the format {self.name} cannot say {'; '.join(refused[:3])}{more}")
+
+
+def _check_numbers(found: Range) -> None:
+    place, points = found.place, found.zero_point
+    of = f"the file of ranges has for {place.tensor!r}"
+    if not (np.isfinite(found.scale).all() and (found.scale > 0).all()):
+        raise VerifyError(f"{of} a scale that is not positive")
+    if (found.scale.shape, points.shape) != (place.shape, place.shape):
+        shapes = f"scales {list(found.scale.shape)} and zero points {list(points.shape)}"
+        raise VerifyError(f"{of} {shapes}, not {list(place.shape)}")
+    if place.kind != "bias" and ((points < place.lowest) | (points > place.highest)).any():
+        raise VerifyError(f"{of} a zero point that {place.bits} bits do not hold")
+
+
+def _check_model(model: "onnx.ModelProto") -> None:
+    import onnx
+
+    try:
+        onnx.checker.check_model(model, full_check=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        raise ExportError(f"the float model is not valid ONNX: {str(error).strip().splitlines()[-1]}") from error
+
+
+def _checksum(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _beside(path: Path, model: Path, checksum: str) -> str:
+    """The text of a file of ranges, which must be what was written with the model."""
+    if not path.is_file():
+        raise VerifyError(f"{str(path)!r} is missing: {model.name} was written with it, and is not whole without")
+    data = path.read_bytes()
+    if _checksum(data) != checksum:
+        raise VerifyError(
+            f"{str(path)!r} cannot be trusted: it was changed after Bitwright wrote it, or belongs to another model "
+            f"than {model.name}; export again"
+        )
+    return data.decode()

@@ -1,0 +1,99 @@
+"""Check JSON against a JSON Schema: the part of the standard that the schemas of file formats here need."""
+
+import json
+import math
+from collections.abc import Iterator
+from functools import cache
+from importlib import resources
+from typing import Any
+
+_TYPES = {
+    "object": dict,
+    "array": list,
+    "string": str,
+    "boolean": bool,
+    "null": type(None),
+}
+_WORDS = {
+    *("type", "properties", "required", "additionalProperties", "items", "enum", "const", "minimum", "maximum"),
+    *("exclusiveMinimum", "minItems", "maxItems", "anyOf", "minLength"),
+    *("$schema", "$defs", "$ref", "title", "description", "$comment"),
+}
+
+
+@cache
+def schema_named(name: str) -> dict[str, Any]:
+    """A schema of this package."""
+    text = resources.files("bitwright.exporting.bundles").joinpath("schemas", f"{name}.json").read_text("utf-8")
+    return json.loads(text)
+
+
+def problems(data: object, schema: dict[str, Any]) -> list[str]:
+    """What in ``data`` does not fit a schema, with the place of each mistake."""
+    return list(_problems(data, schema, schema, ""))
+
+
+def _problems(data: Any, schema: Any, root: dict[str, Any], where: str) -> Iterator[str]:  # noqa: ANN401
+    if "$ref" in schema:
+        schema = root["$defs"][schema["$ref"].rpartition("/")[2]]
+    if unknown := set(schema) - _WORDS:
+        raise ValueError(f"the schema uses {sorted(unknown)}, which this checker does not know")
+    here = where or "the file"
+    if "anyOf" in schema:
+        tried = [list(_problems(data, option, root, where)) for option in schema["anyOf"]]
+        if all(tried):
+            yield min(tried, key=len)[0]
+        return
+    if "type" in schema and not _is(data, schema["type"]):
+        yield f"{here} is {_shown(data)}, not of the type {schema['type']}"
+        return
+    yield from _limits(data, schema, here)
+    if isinstance(data, dict):
+        yield from _members(data, schema, root, where)
+    elif isinstance(data, list):
+        for i, item in enumerate(data):
+            yield from _problems(item, schema.get("items", {}), root, f"{where}[{i}]")
+
+
+def _is(data: object, kind: str) -> bool:
+    if kind == "integer":
+        return isinstance(data, int) and not isinstance(data, bool)
+    if kind == "number":
+        return isinstance(data, int | float) and not isinstance(data, bool) and math.isfinite(data)
+    return isinstance(data, _TYPES[kind])
+
+
+def _limits(data: Any, schema: dict[str, Any], here: str) -> Iterator[str]:  # noqa: ANN401
+    if "const" in schema and data != schema["const"]:
+        yield f"{here} is {_shown(data)}, not {schema['const']!r}"
+    if "enum" in schema and data not in schema["enum"]:
+        yield f"{here} is {_shown(data)}, not one of {', '.join(map(repr, schema['enum']))}"
+    if "minimum" in schema and data < schema["minimum"]:
+        yield f"{here} is {_shown(data)}, less than {schema['minimum']}"
+    if "exclusiveMinimum" in schema and data <= schema["exclusiveMinimum"]:
+        yield f"{here} is {_shown(data)}, not more than {schema['exclusiveMinimum']}"
+    if "maximum" in schema and data > schema["maximum"]:
+        yield f"{here} is {_shown(data)}, more than {schema['maximum']}"
+    if len(data) < max(schema.get("minItems", 0), schema.get("minLength", 0)) if hasattr(data, "__len__") else False:
+        yield f"{here} has {len(data)} items, too few"
+    if isinstance(data, list) and len(data) > schema.get("maxItems", len(data)):
+        yield f"{here} has {len(data)} items, more than {schema['maxItems']}"
+
+
+def _members(data: dict[str, Any], schema: dict[str, Any], root: dict[str, Any], where: str) -> Iterator[str]:
+    known, others = schema.get("properties", {}), schema.get("additionalProperties", True)
+    for name in schema.get("required", ()):
+        if name not in data:
+            yield f"{where or 'the file'} lacks {name!r}"
+    for name, value in data.items():
+        place = f"{where}.{name}" if where else name
+        if name in known:
+            yield from _problems(value, known[name], root, place)
+        elif others is False:
+            yield f"{place} should not be there; known are {', '.join(known)}"
+        elif isinstance(others, dict):
+            yield from _problems(value, others, root, place)
+
+
+def _shown(data: object) -> str:
+    return repr(data) if len(repr(data)) < 60 else f"{repr(data)[:57]}…"

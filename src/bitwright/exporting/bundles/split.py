@@ -1,0 +1,227 @@
+"""Split a Q/DQ model into a float model and the ranges of its tensors.
+
+Weights stay what the integers stand for. A tensor that is read both quantized and in float goes through an Identity,
+whose result has the range.
+"""
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+from bitwright.errors import ExportError
+from bitwright.exporting.bundles.ranges import Place, Range
+from bitwright.exporting.onnx.file import dequantized
+from bitwright.exporting.record import ExportRecord
+from bitwright.spec import QuantSpec
+
+_PAIR = ("QuantizeLinear", "DequantizeLinear")
+_SHAPES = ("Shape", "Size")  # they read no values
+
+
+@dataclass
+class Split:
+    """The float model, and the ranges by the names of its tensors."""
+
+    model: onnx.ModelProto
+    ranges: dict[str, Range]
+
+
+def split(model: onnx.ModelProto, record: ExportRecord) -> Split:
+    """Split a Q/DQ model that ``export`` made."""
+    clean = onnx.ModelProto()
+    clean.CopyFrom(model)
+    return Split(clean, _Splitting(clean.graph, record).run())
+
+
+class _Splitting:
+    def __init__(self, graph: onnx.GraphProto, record: ExportRecord) -> None:
+        self.graph = graph
+        self.values = {i.name: numpy_helper.to_array(i) for i in graph.initializer}
+        self.makers = {name: node for node in graph.node for name in node.output}
+        self.outputs = {o.name for o in graph.output}
+        self.specs = {t.tensor: t.spec for t in record.tensors if t.tensor}
+        self.taken = {*self.makers, *self.values, *(i.name for i in graph.input)}
+        self.ranges: dict[str, Range] = {}
+        self.renamed: dict[str, str] = {}
+        self.dropped: set[int] = set()
+        self.added: dict[int, onnx.NodeProto] = {}
+        self.floats: dict[str, np.ndarray] = {}
+        self.readers: dict[str, list[onnx.NodeProto]] = {}
+        for node in graph.node:
+            for name in node.input:
+                self.readers.setdefault(name, []).append(node)
+
+    def run(self) -> dict[str, Range]:
+        self._refuse_what_is_inside()
+        for node in self.graph.node:
+            if node.op_type == "QuantizeLinear":
+                self._take_out(node)
+            elif node.op_type == "DequantizeLinear" and node.input[0] in self.values:
+                self._store(node)
+        self._rebuild()
+        return self.ranges
+
+    def _refuse_what_is_inside(self) -> None:
+        """Branches and loops with quantizers of their own, and integers that something else reads."""
+        for node in self.graph.node:
+            inner = [a.g for a in node.attribute if a.HasField("g")]
+            if any(n.op_type in _PAIR for g in inner for n in g.node):
+                raise ExportError(f"{node.name} has quantizers in a branch or loop, which no file of ranges names")
+            if node.op_type == "DynamicQuantizeLinear":
+                raise ExportError(f"{node.name} finds its range while it runs: a file of ranges has no place for that")
+            if node.op_type == "QuantizeLinear":
+                others = [n.op_type for n in self.readers.get(node.output[0], []) if n.op_type != "DequantizeLinear"]
+                if others or node.output[0] in self.outputs:
+                    raise ExportError(f"the integers of {node.name} are read by {others or ['the caller']}")
+
+    def _take_out(self, node: onnx.NodeProto) -> None:
+        """One quantizer of a computed tensor, with what clips before it."""
+        before, limits = self._clips(node)
+        source = before[0].input[0] if before else node.input[0]
+        after = [n for n in self.readers.get(node.output[0], []) if n.op_type == "DequantizeLinear"]
+        ours = {id(node), *(id(n) for n in before)}
+        first = before[0] if before else node
+        self.dropped |= ours | {id(n) for n in after}
+        results = [name for n in after for name in n.output]
+        returned = [name for name in results if name in self.outputs]
+        others = [n for n in self.readers[source] if id(n) not in ours and n.op_type not in _SHAPES]
+        shared = others or source in self.outputs or len(returned) > 1 or (returned and source not in self.makers)
+        tensor = source
+        if shared or source in self.values:
+            tensor = returned[0] if returned else self._free(f"{source}/quantized")
+            self.added[id(first)] = onnx.helper.make_node(
+                "Identity", [source], [tensor], name=self._free(f"{tensor}/read")
+            )
+        elif returned:
+            tensor = returned[0]
+            self.renamed[source] = tensor
+        for name in results:
+            if name != tensor:
+                self.renamed[name] = tensor
+        self._note(node, tensor, limits)
+
+    def _clips(self, node: onnx.NodeProto) -> tuple[list[onnx.NodeProto], tuple[int, int]]:
+        """The operators that clip to fewer integers than the type has, first to last, and the integers left."""
+        kind = self.values[node.input[2]].dtype if len(node.input) > 2 else np.dtype(np.uint8)
+        lowest, highest = _limits(kind)
+        found: list[onnx.NodeProto] = []
+        maker = self.makers.get(node.input[0])
+        ends: dict[str, float] = {}
+        while maker is not None and maker.op_type in ("Clip", "Min", "Max") and len(self.readers[maker.output[0]]) == 1:
+            limits = [self.values[i] for i in maker.input[1:] if i in self.values]
+            names = ("low", "high") if maker.op_type == "Clip" else ("high",) if maker.op_type == "Min" else ("low",)
+            if len(limits) != len(names) or maker.output[0] in self.outputs:
+                break
+            scale, point = self.values[node.input[1]], self.values[node.input[2]].astype(np.float64)
+            steps = [np.ravel(limit).astype(np.float64) / np.ravel(scale) + np.ravel(point) for limit in limits]
+            if any(np.abs(s - np.rint(s[0])).max() > 1e-2 for s in steps):
+                break
+            ends |= {name: float(np.rint(s[0])) for name, s in zip(names, steps, strict=True)}
+            found.insert(0, maker)
+            if "low" in ends and "high" in ends:
+                break
+            maker = self.makers.get(maker.input[0])
+        low, high = ends.get("low", lowest), ends.get("high", highest)
+        narrower = (low, high) != (lowest, highest) and lowest <= low < high <= highest
+        return (found, (int(low), int(high))) if len(ends) == 2 and narrower else ([], (lowest, highest))
+
+    def _store(self, node: onnx.NodeProto) -> None:
+        """One constant that is stored as integers."""
+        tensor = node.output[0]
+        self.dropped.add(id(node))
+        self.floats[tensor] = dequantized(node, self.values)
+        self._note(node, tensor, None)
+
+    def _note(self, node: onnx.NodeProto, tensor: str, limits: tuple[int, int] | None) -> None:
+        """Keep the range of a tensor, by the Q of a computed one or the DQ of a stored one."""
+        integers = node.output[0] if limits is not None else node.input[0]
+        scale = self.values[node.input[1]]
+        has_point = len(node.input) > 2 and node.input[2]
+        kind = self.values[node.input[2] if has_point else node.input[0]].dtype
+        if _is_floating(kind):
+            raise ExportError(f"{tensor} is quantized to {kind.name}: files of ranges are for integers")
+        point = self.values[node.input[2]].astype(np.int64) if has_point else np.zeros(scale.shape, np.int64)
+        settings = {a.name: a.i for a in node.attribute}
+        axis = settings.get("axis", 1) if scale.ndim else None
+        block = settings.get("block_size") or None
+        low, high, bits = self._span(integers, kind, limits)
+        what = "activation" if limits is not None else "bias" if kind == np.int32 else "weight"
+        place = Place(tensor, what, kind.name, bits, integers, axis, block, scale.shape)
+        self.ranges[tensor] = Range(place, scale.astype(np.float32), point, low, high)
+
+    def _span(self, integers: str, kind: np.dtype, limits: tuple[int, int] | None) -> tuple[int, int, int]:
+        """The lowest and highest integer, and the bits: as the record's spec says, or the clip, or the type."""
+        if integers in self.specs:
+            spec = QuantSpec.parse(self.specs[integers])
+            shift = 128 if spec.format.signed and kind == np.uint8 else 0
+            return spec.qmin + shift, spec.qmax + shift, spec.format.bits
+        low, high = limits or _limits(kind)
+        signed = np.issubdtype(kind, np.signedinteger)
+        bits = next(b for b in range(2, 33) if high < 2 ** (b - 1 if signed else b) and low >= -(2 ** (b - 1)))
+        return low, high, bits
+
+    def _free(self, wish: str) -> str:
+        names = itertools.chain([wish], (f"{wish}/{i}" for i in itertools.count(2)))
+        name = next(n for n in names if n not in self.taken)
+        self.taken.add(name)
+        return name
+
+    def _rebuild(self) -> None:
+        graph = self.graph
+        kept = list(self._kept())
+        for node in kept:
+            self._rename(node)
+        copies = [onnx.NodeProto.FromString(n.SerializeToString()) for n in kept]
+        del graph.node[:]
+        graph.node.extend(copies)
+        used = {name for node in copies for name in _read_in(node)} | self.outputs
+        stored = [i for i in graph.initializer if i.name in used]
+        stored += [numpy_helper.from_array(v, n) for n, v in self.floats.items() if n in used]
+        stored = [onnx.TensorProto.FromString(i.SerializeToString()) for i in stored]
+        del graph.initializer[:], graph.value_info[:]
+        graph.initializer.extend(stored)
+
+    def _rename(self, node: onnx.NodeProto) -> None:
+        for names in (node.input, node.output):
+            for i, name in enumerate(names):
+                names[i] = self._final(name)
+        for attribute in node.attribute:
+            for inner in attribute.g.node if attribute.HasField("g") else ():
+                self._rename(inner)
+
+    def _kept(self) -> Iterator[onnx.NodeProto]:
+        for node in self.graph.node:
+            if id(node) in self.added:
+                yield self.added[id(node)]
+            if id(node) not in self.dropped:
+                yield node
+
+    def _final(self, name: str) -> str:
+        while name in self.renamed:
+            name = self.renamed[name]
+        return name
+
+
+def _limits(kind: np.dtype) -> tuple[int, int]:
+    """The integers that a type holds."""
+    if kind.name in ("int4", "uint4", "int2", "uint2"):
+        bits, signed = int(kind.name[-1]), kind.name.startswith("int")
+        return (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if signed else (0, 2**bits - 1)
+    info = np.iinfo(kind)
+    return int(info.min), int(info.max)
+
+
+def _is_floating(kind: np.dtype) -> bool:
+    return "float" in kind.name
+
+
+def _read_in(node: onnx.NodeProto) -> Iterator[str]:
+    """What a node reads, and what is read inside of it."""
+    yield from node.input
+    for attribute in node.attribute:
+        for inner in attribute.g.node if attribute.HasField("g") else ():
+            yield from _read_in(inner)
