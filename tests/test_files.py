@@ -110,9 +110,10 @@ def test_a_full_disk_at_the_first_byte(tmp_path, monkeypatch):
     def full(*args, **options):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("bitwright.files.tempfile.mkstemp", full)
+    monkeypatch.setattr("bitwright.files.os.open", full)
     with pytest.raises(ConfigError, match="No space left"), atomic_write(tmp_path / "new" / "m.onnx"):
         pytest.fail("nothing may be done")
+    monkeypatch.undo()
     assert os.listdir(tmp_path) == []
 
 
@@ -167,13 +168,11 @@ def test_links_are_followed_and_stay(tmp_path, existing):
 def test_what_a_killed_process_left_is_removed_by_the_next_writer(tmp_path):
     gone = subprocess.Popen(["true"])
     gone.wait()
-    ours, parts = scratch_path(tmp_path).name, scratch_path(tmp_path).name.split("-")
-    old = {
-        "folder": f".bitwright-{parts[1]}-{gone.pid}-00000000",
-        "file": f".bitwright-{parts[1]}-{gone.pid}-00000001.onnx",
-    }
+    ours = scratch_path(tmp_path).name
+    dead = f".bitwright-{ours.split('-')[1]}-{gone.pid}-"
+    old = {"folder": f"{dead}00000000", "file": f"{dead}00000001.onnx"}
     far = {"old": ".bitwright-ffffffff-1-00000000", "new": ".bitwright-ffffffff-1-00000001"}
-    foreign = [".bitwright-notes", f".bitwright-{parts[1]}-{gone.pid}-xyz", f"bitwright-{parts[1]}-{gone.pid}-00000000"]
+    foreign = [".bitwright-notes", f"{dead}xyz", f"{dead[1:]}00000000"]
     (tmp_path / old["folder"]).mkdir()
     (tmp_path / old["folder"] / "model.safetensors").write_text("half")
     for name in (ours, old["file"], *far.values(), *foreign):
