@@ -100,16 +100,49 @@ NAMES = {
         "quantization": "QuantModel parse_qconfig",
         "quantization.quant_model": "QuantModel",
         "quantization.quant_config": "_C parse_qconfig",
-        "quantization.observers": "register_observer BaseObserver MinMaxObserver MSEObserver PercentileObserver "
-        "MovingAverageObserver KLHistogramObserver ACIQObserver Granularity",
+        "quantization.common": "Backend Granularity QuantTarget get_backend get_qscheme",
+        "quantization.observers": "register_observer BaseObserver Observer MinMaxObserver MSEObserver "
+        "PercentileObserver MovingAverageObserver KLHistogramObserver ACIQObserver Granularity",
+        "quantization.observers.base": "BaseObserver DataCache Granularity Observer",
+        "quantization.observers.minmax": "MinMaxObserver",
+        "quantization.observers.mse": "MSEObserver",
+        "quantization.observers.percentile": "PercentileObserver",
+        "quantization.observers.moving_average": "MovingAverageObserver",
+        "quantization.observers.kl_histogram": "KLHistogramObserver",
+        "quantization.observers.aciq": "ACIQObserver",
         "quantization.quantizers": "register_quantizer Quantizer Uniform LSQ LSQ_plus DoReFa PACT AdaRound",
-        "quantization.modules": "register_qmodule QuantOpr QConv2d QConvTranspose2d QLinear QEmbedding QBatchNorm2d "
-        "QLayerNorm QReLU QReLU6 QLeakyReLU QSiLU QMish QSigmoid QGELU QTanh QSoftmax QAvgPool2d QAdaptiveAvgPool2d "
-        "QAdd QMul MatMul Concat",
-        "quantization.modules.base": "QuantOpr",
+        "quantization.quantizers.base": "Quantizer",
+        "quantization.quantizers.uniform": "Uniform",
+        "quantization.quantizers.lsq": "LSQ",
+        "quantization.quantizers.lsq_plus": "LSQ_plus",
+        "quantization.quantizers.dorefa": "DoReFa",
+        "quantization.quantizers.pact": "PACT",
+        "quantization.quantizers.adaround": "AdaRound",
+        "quantization.quantizers.quant_descriptor": "QuantDescriptor",
+        "quantization.quantizers.quant_tensor": "STE torch_fake_quant ort_fake_quant trt_fake_quant",
+        "quantization.modules": "register_qmodule QMODULE_MAP QuantOpr MultipleInputsQuantOpr",
+        "quantization.modules.base": "QuantOpr MultipleInputsQuantOpr",
+        "quantization.modules.activations": "QReLU QReLU6 QLeakyReLU QSiLU QMish QHardSigmoid QSigmoid QGELU QTanh "
+        "QSoftmax",
+        "quantization.modules.conv": "QConv2d QConvTranspose2d",
+        "quantization.modules.embedding": "QEmbedding",
+        "quantization.modules.linear": "QLinear",
+        "quantization.modules.math": "QAdd QMul QMatmul QSubtract QDivide QMean QFloorDiv",
+        "quantization.modules.matmul": "MatMul QMatmul",
+        "quantization.modules.normalization": "QBatchNorm1d QBatchNorm2d QLayerNorm",
+        "quantization.modules.pool": "QAvgPool2d QAdaptiveAvgPool2d QMaxPool2d MaxPool2d",
+        "quantization.modules.python_builtins": "QGetItem QGetAttr QEqual",
+        "quantization.modules.resize": "QUpsample QInterpolate",
+        "quantization.modules.shape": "Concat Flatten Reshape Expand Transpose Permute Split Size Expand_as",
+        "quantization.modules.unary": "QIdentity QDropout Dropout Contiguous Clone Detach Where",
+        "quantization.modules.torchvision_ops": "StochasticDepth",
         "quantization.converters": "MatcherNode MatchingNode InputMatchType InputMatchingType ReplacePatternBase "
         "ReplaceStrategy",
         "quantization.converters.base": "MatcherNode InputMatchType ReplacePatternBase ReplaceStrategy",
+        "quantization.converters.prune": "PruneGraph",
+        "quantization.converters.utils.subgraph_matching": "SubgraphMatcher",
+        "quantization.converters.utils.subgraph_matching_node": "MatchingNode InputMatchingType",
+        "quantization.converters.utils.subgraph_matching_replace_pattern": "ReplacePatternBase ReplaceStrategy",
         "quantization.converters.simplifiers.lists": "fuse_list lists",
         "quantization.converters.fuse_operations.lists": "fuse_list lists",
         "quantization.tools.errors_profiler": "QuantizationErrorProfiler",
@@ -125,6 +158,12 @@ NAMES = {
         "utils.tools": "dict_merge",
     },
 }
+
+_RECORDS = (
+    "math.QSubtract math.QDivide math.QMean python_builtins.QGetItem resize.QUpsample resize.QInterpolate "
+    "shape.Flatten shape.Reshape shape.Expand shape.Transpose shape.Permute shape.Split unary.QIdentity "
+    "unary.QDropout unary.Dropout unary.Contiguous"
+)
 
 # What works, but not in every way as it did.
 DIFFERS = {
@@ -145,6 +184,12 @@ DIFFERS = {
     "mqbench.observer.ClipStdObserver": "clips to the mean ± 2.6 deviations, as documented; the old one widened",
     "mqbench.fake_quantize.TqtFakeQuantize": "learns its threshold, as the paper does",
     "sparsebit.quantization.QuantModel": "`extra_info` notes bits in the metadata of nodes: the file stays valid",
+    **{
+        f"sparsebit.quantization.modules.{name}": "the record of an operator, for patterns: it stays a function"
+        for name in _RECORDS.split()
+    },
+    "sparsebit.quantization.observers.MinMaxObserver": "symmetric scales are amax / qmax; the old ones were "
+    "2 amax / (qmax - qmin)",
     "sparsebit.quantization.observers.KLHistogramObserver": "looks at the data; the old one gave a fixed share",
     "quantrans.mTransformerV2": "refuses layers that it cannot replace, before it changes any",
     "quantrans.quantops.EightBitQuantConv": "takes the largest magnitude; the old one took the largest value",

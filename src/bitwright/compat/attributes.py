@@ -22,3 +22,10 @@ def wrap(value: Any) -> Any:
     if isinstance(value, dict):
         return ConfigDict({key: wrap(item) for key, item in value.items()})
     return type(value)(map(wrap, value)) if isinstance(value, list | tuple) else value
+
+
+def plain(value: Any) -> Any:
+    """The same settings in plain dicts."""
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    return type(value)(map(plain, value)) if isinstance(value, list | tuple) else value

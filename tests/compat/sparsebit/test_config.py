@@ -140,5 +140,5 @@ def test_names_under_the_old_root():
     from bitwright.compat.sparsebit.quantization import converters, modules
 
     assert (quantization.QuantModel, quantization.parse_qconfig) == (QuantModel, parse_qconfig)
-    assert modules.register_qmodule is bw.nn.register_qmodule
+    assert modules.QMODULE_MAP is bw.nn.QMODULES
     assert converters.MatcherNode is bw.MatcherNode

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from bitwright.compat.attributes import plain
 from bitwright.compat.keys import flag, number
 from bitwright.compat.sparsebit.defaults import LAYOUTS, OBSERVERS, QUANTIZERS, SCHEMES
 from bitwright.errors import ConfigError, UnknownNameError, suggest
@@ -29,9 +30,14 @@ def read_tensor(kind: str, config: Mapping[str, Any]) -> TensorRecipe:
         bits=bits,
         observer=found,
         method=method,
-        observer_options=_options(found, observer),
-        method_options=_method_options(kind, method, quantizer),
+        observer_options=_section(ALL_OBSERVERS.get(found), config) or _options(found, observer),
+        method_options=_section(METHODS.get(method), config) or _method_options(kind, method, quantizer),
     )
+
+
+def _section(cls: type, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The section as an option of classes that are written for Sparsebit and read it themselves."""
+    return {"config": plain(config)} if getattr(cls, "takes_config", False) else {}
 
 
 def _method_options(kind: str, method: str, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -42,10 +48,11 @@ def _method_options(kind: str, method: str, config: Mapping[str, Any]) -> dict[s
 
 def _named(where: str, given: Any, names: Mapping[str, str], registry: Any) -> str:
     """The name of an observer or method for one of Sparsebit's, in any case, or for one of the registry."""
-    if isinstance(given, str) and given.lower() in names:
-        return names[given.lower()]
-    if isinstance(given, str) and given in registry:
-        return given
+    if isinstance(given, str):
+        if given.lower() in registry.names():  # a user's own, which may have the name of one of Sparsebit's
+            return given.lower()
+        if given.lower() in names or given in registry:
+            return names.get(given.lower(), given)
     raise UnknownNameError(f"{where}: unknown type {given!r}{suggest(str(given), [*names, *registry.names()])}")
 
 

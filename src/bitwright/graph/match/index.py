@@ -104,10 +104,12 @@ def _what_is_called(node: fx.Node, instance: Any) -> tuple[str, Any, str]:
     return node.op, None, ""
 
 
-def _sources() -> dict[type, tuple[type, ...]]:
-    """Each QModule with the module classes that it serves."""
-    served: defaultdict[type, list[type]] = defaultdict(list)
+def _sources() -> dict[Any, tuple[type, ...]]:
+    """Each QModule with the module classes that it serves, and what stays as it is with the QModule that serves it."""
+    served: defaultdict[Any, list[type]] = defaultdict(list)
     for source, cls in QMODULES.items():
         if isinstance(source, type):
             served[cls].append(source)
-    return {cls: tuple(sources) for cls, sources in served.items()}
+        if getattr(cls, "gives_way", False):
+            served[source].append(cls)
+    return {thing: tuple(classes) for thing, classes in served.items()}

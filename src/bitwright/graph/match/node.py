@@ -48,7 +48,8 @@ class MatcherNode:
         name: what the node is called in this pattern.
         inputs: the names of the pattern's nodes that go in, ``None`` for one that may be anything. ``None`` instead of
             a list accepts any inputs.
-        op_type: what the node may call: module classes (a QModule also answers to the class it stands for), functions,
+        op_type: what the node may call: module classes (a QModule also answers to the class it stands for, and
+            ``torch.cat`` to ``QuantCat``, since it stays a function in a prepared model), functions,
             tensor methods by name or as ``torch.Tensor.add``, operators under all their names as ``"op:relu"`` or as
             their record, and ``"placeholder"``, ``"get_attr"`` or ``"output"``. ``None``, for the list or in it, is
             anything at all.
@@ -117,7 +118,8 @@ class Kind:
         op: the node's ``op``, as torch.fx has it.
         thing: the module's class, the function, the method's name, or the class of a parameter.
         operator: the name of the operator (see ``bitwright.nn.operators``), if it is one that Bitwright knows.
-        stands_for: the classes that a QModule takes the place of.
+        stands_for: the classes that a QModule takes the place of. For a function or a module that stays as it is in a
+            prepared model, the QModule that serves it: ``QuantCat`` for ``torch.cat``.
     """
 
     op: str

@@ -47,7 +47,7 @@ class CfgNode(ConfigDict):
 
     def clone(self) -> "CfgNode":
         """A copy that can be changed."""
-        return _node(self)
+        return as_node(self)
 
     def merge_from_file(self, cfg_filename: str | Path) -> None:
         """Take over what a YAML file says."""
@@ -68,14 +68,14 @@ class CfgNode(ConfigDict):
 
     def _replace(self, values: Mapping[str, Any]) -> None:
         for key, value in values.items():
-            self[key] = _node(value)
+            self[key] = as_node(value)
 
 
-def _node(value: Any) -> Any:
+def as_node(value: Any) -> Any:
     """The same settings, every mapping a CfgNode."""
     if isinstance(value, Mapping):
-        return CfgNode({key: _node(item) for key, item in value.items()})
-    return type(value)(map(_node, value)) if isinstance(value, list | tuple) else value
+        return CfgNode({key: as_node(item) for key, item in value.items()})
+    return type(value)(map(as_node, value)) if isinstance(value, list | tuple) else value
 
 
 def parse_qconfig(source: str | Path | Mapping[str, Any]) -> CfgNode:
@@ -97,7 +97,7 @@ def parse_qconfig(source: str | Path | Mapping[str, Any]) -> CfgNode:
         raise ConfigError(f"{where} cannot be read: {error}") from error
     if not isinstance(data, Mapping):
         raise ConfigError(f"{where} must be a mapping of settings, not {shown(data)}")
-    return _node(_merged(data, DEFAULTS, where))
+    return as_node(_merged(data, _C, where))
 
 
 def _merged(given: Mapping[str, Any], defaults: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -120,5 +120,5 @@ def _merged(given: Mapping[str, Any], defaults: Mapping[str, Any], where: str) -
     return made
 
 
-_C: CfgNode = _node(DEFAULTS)
+_C: CfgNode = as_node(DEFAULTS)
 """The settings where a file says nothing."""

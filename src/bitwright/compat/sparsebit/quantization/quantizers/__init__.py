@@ -3,23 +3,30 @@
 One registered here is chosen by its name in ``QUANTIZER.TYPE``.
 """
 
+from bitwright.compat.old_paths import add_paths
+from bitwright.compat.sparsebit.descriptor import QuantDescriptor
+from bitwright.compat.sparsebit.own_classes import STE, Quantizer
 from bitwright.compat.sparsebit.registers import register_quantizer
-from bitwright.methods.adaround import AdaRoundFakeQuantize
-from bitwright.methods.base import Method
-from bitwright.methods.dorefa import DoReFaFakeQuantize
-from bitwright.methods.fixed import FixedFakeQuantize
-from bitwright.methods.learnable import LearnableFakeQuantize
-from bitwright.methods.lsq_plus import LSQPlusFakeQuantize
-from bitwright.methods.pact import PACTFakeQuantize
+from bitwright.methods.adaround import AdaRoundFakeQuantize as AdaRound
+from bitwright.methods.dorefa import DoReFaFakeQuantize as DoReFa
+from bitwright.methods.fixed import FixedFakeQuantize as Uniform
+from bitwright.methods.learnable import LearnableFakeQuantize as LSQ
+from bitwright.methods.lsq_plus import LSQPlusFakeQuantize as LSQ_plus
+from bitwright.methods.pact import PACTFakeQuantize as PACT
 
-Quantizer = Method
-_OWN = {
-    "AdaRound": AdaRoundFakeQuantize,
-    "DoReFa": DoReFaFakeQuantize,
-    "LSQ": LearnableFakeQuantize,
-    "LSQ_plus": LSQPlusFakeQuantize,
-    "PACT": PACTFakeQuantize,
-    "Uniform": FixedFakeQuantize,
-}
-Quantizer_LSQ, Uniform = LearnableFakeQuantize, FixedFakeQuantize
-globals().update(_OWN)
+BaseQuantizer = Quantizer
+torch_fake_quant = ort_fake_quant = trt_fake_quant = STE.apply
+add_paths(
+    __name__,
+    {
+        "base": "BaseQuantizer Quantizer",
+        "uniform": "Uniform",
+        "lsq": "LSQ",
+        "lsq_plus": "LSQ_plus",
+        "dorefa": "DoReFa",
+        "pact": "PACT",
+        "adaround": "AdaRound",
+        "quant_descriptor": "QuantDescriptor",
+        "quant_tensor": "STE torch_fake_quant ort_fake_quant trt_fake_quant",
+    },
+)

@@ -1,5 +1,5 @@
-"""The schedules of the stage *simplify* in the order in which they run."""
+"""The schedules of the stage *simplify* in the order in which they run; append the name of a module to add one."""
 
-from bitwright.graph import SCHEDULES
+from bitwright.compat.sparsebit.quantization.converters.lists import ScheduleList
 
-fuse_list = lists = [name for name in SCHEDULES.names() if SCHEDULES.get(name).stage == "simplify"]
+fuse_list = lists = ScheduleList("simplify")

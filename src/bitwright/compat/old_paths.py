@@ -1,0 +1,39 @@
+"""Modules that exist only as paths: old code imports a name from where it once stood."""
+
+import sys
+from collections.abc import Iterable, Mapping
+from types import ModuleType
+from typing import Any
+
+from bitwright.compat.refused import refuse
+
+
+def add_paths(
+    package: str, paths: Mapping[str, str | Iterable[str]], refused: Mapping[str, Mapping[str, str]] | None = None
+) -> None:
+    """Make modules below a package that hold some of its names.
+
+    ::
+
+        add_paths(__name__, {"conv": "QConv2d QConvTranspose2d"})  # from …modules.conv import QConv2d
+
+    Args:
+        package: the package's ``__name__``; the names must be there already.
+        paths: the names of each module, in one text or one by one.
+        refused: by module, names that are gone, with what takes their place.
+    """
+    home = sys.modules[package]
+    for path in {**paths, **(refused or {})}:
+        full = f"{package}.{path}"
+        module = sys.modules.setdefault(full, ModuleType(full, f"Names of {package}, under their old path."))
+        listed = paths.get(path, ())
+        names = listed.split() if isinstance(listed, str) else listed
+        vars(module).update({name: getattr(home, name) for name in names})
+        if refused and path in refused:
+            vars(module)["__getattr__"] = refuse(full, refused[path])
+        _attach(home, path, module)
+
+
+def _attach(home: ModuleType, path: str, module: Any) -> None:
+    parent, _, last = path.rpartition(".")
+    setattr(sys.modules[f"{home.__name__}.{parent}"] if parent else home, last, module)
