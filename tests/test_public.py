@@ -43,6 +43,7 @@ PUBLIC = [
     "save",
     "search_bits",
     "sensitivity",
+    "simulate",
     "smooth",
     "swap_modules",
     "train",

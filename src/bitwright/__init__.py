@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from bitwright.reconstruction import reconstruct
     from bitwright.reporting import report
     from bitwright.saving import load, save
+    from bitwright.simulation import simulate
     from bitwright.spec import QuantSpec
     from bitwright.training import train
     from bitwright.verification import run_file, verify
@@ -66,6 +67,7 @@ _HOMES = {
     "report": "bitwright.reporting",
     "run_file": "bitwright.verification",
     "save": "bitwright.saving",
+    "simulate": "bitwright.simulation",
     "verify": "bitwright.verification",
     "swap_modules": "bitwright.module_swap",
     "plan": "bitwright.preparation",
@@ -116,6 +118,7 @@ __all__ = [
     "save",
     "search_bits",
     "sensitivity",
+    "simulate",
     "smooth",
     "swap_modules",
     "train",
