@@ -118,24 +118,28 @@ class _Simulating:
             return self._float()
         if why := rule.refusal(node, module):
             return why
-        inputs = [self._grid(source) for source in node.all_input_nodes if facts(source).tensor is not None]
-        grids = [grid for grid in inputs if grid is not None]
-        if not grids or len(grids) != len(inputs):
+        if not (grids := self._inputs(node)):
             return "not all of its inputs are quantized to 8 bits with one scale"
-        after = next(iter(node.users)) if len(node.users) == 1 else None
-        output = self._grid(after) if after is not None else None
+        after = next(iter(node.users)) if len(node.users) == 1 else node
+        output = self._grid(after) if after is not node else None
         if output is None and not rule.result_free:
             return "its result is not quantized to 8 bits right after it"
         exact = IntegerOperator(rule.kernel, module, grids, output)
-        place = after if output is not None and after is not None else node
-        target = add_internal(self.region, INTEGER, place.name, exact)
-        if place is not node:
-            place.args, place.kwargs = node.args, node.kwargs
-        place.target = target
-        if place is not node:
-            self.region.graph.erase_node(node)
+        self._put(exact, node, node if output is None else after)
         self._note(exact, name)
         return ""
+
+    def _inputs(self, node: fx.Node) -> list[Grid]:
+        """The grids of a node's tensors; none if one of them has none."""
+        found = [self._grid(source) for source in node.all_input_nodes if facts(source).tensor is not None]
+        return [grid for grid in found if grid is not None] if None not in found else []
+
+    def _put(self, exact: IntegerOperator, node: fx.Node, place: fx.Node) -> None:
+        """Let ``place``, the node itself or the quantizer after it, compute in integers what the node is given."""
+        target = add_internal(self.region, INTEGER, place.name, exact)
+        place.args, place.kwargs, place.target = node.args, node.kwargs, target
+        if place is not node:
+            self.region.graph.erase_node(node)
 
     def _note(self, exact: IntegerOperator, name: str) -> None:
         self.simulated.exact[name] = exact.kernel.__name__
