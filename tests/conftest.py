@@ -29,9 +29,9 @@ def own_plugins():
     from bitwright.graph import SCHEDULES
     from bitwright.methods import METHODS
     from bitwright.observers import OBSERVERS
-    from bitwright.simulation import ARITHMETICS
+    from bitwright.simulation import SIMULATED_RUNTIMES
 
-    registries = (ARITHMETICS, BACKENDS, METHODS, OBSERVERS, QUANLAYERS, QUANTRANSFORMERS, SCHEDULES)
+    registries = (SIMULATED_RUNTIMES, BACKENDS, METHODS, OBSERVERS, QUANLAYERS, QUANTRANSFORMERS, SCHEDULES)
     known = {registry: set(registry) for registry in registries}
     yield
     for registry, names in known.items():

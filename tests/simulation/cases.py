@@ -14,10 +14,10 @@ from bitwright.exporting.modules import StoredConstants
 from bitwright.exporting.parts import IntegerTensor
 from bitwright.nn.conv import QuantConv1d, QuantConv2d
 from bitwright.nn.linear import QuantLinear
-from bitwright.simulation import ARITHMETICS, Grid, Operation, Quantized
+from bitwright.simulation import SIMULATED_RUNTIMES, Grid, Operation, Quantized
 from bitwright.verification.hardware import has_vnni
 
-RULES = ARITHMETICS.get("onnxruntime").rules
+RULES = SIMULATED_RUNTIMES.get("onnxruntime").rules
 CONTRIB = "com.microsoft"
 
 

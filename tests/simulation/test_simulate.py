@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import bitwright as bw
 from bitwright.errors import ConfigError, ExportError
 from bitwright.exporting.parts import DeployedQuantizer
-from bitwright.simulation import ARITHMETICS, Arithmetic, Grid, register_arithmetic
+from bitwright.simulation import SIMULATED_RUNTIMES, Arithmetic, Grid, register_arithmetic
 from bitwright.simulation.arithmetic import IntegerOperator
 
 
@@ -202,4 +202,4 @@ def test_another_runtime_is_a_table_of_functions() -> None:
         assert simulated.exact == {"0": "zero"}
         assert torch.equal(simulated(torch.randn(5, 3)), torch.zeros(5, 2))
     finally:
-        ARITHMETICS.unregister("demo")
+        SIMULATED_RUNTIMES.unregister("demo")

@@ -11,7 +11,7 @@ from torch.fx.node import map_aggregate
 from bitwright.registry import Registry
 from bitwright.simulation.grid import Grid, Quantized
 
-ARITHMETICS: Registry["Arithmetic"] = Registry("runtime to simulate")
+SIMULATED_RUNTIMES: Registry["Arithmetic"] = Registry("runtime to simulate")
 Kernel = Callable[..., Tensor]
 Refusal = Callable[[fx.Node, nn.Module], str]
 GLOBAL_AVERAGE_POOL = "global_average_pool"
@@ -60,7 +60,7 @@ class Arithmetic:
 
 def register_arithmetic(arithmetic: Arithmetic, *, override: bool = False) -> Arithmetic:
     """File a runtime's arithmetic under the runtime's name."""
-    return ARITHMETICS.register(arithmetic.name, override=override)(arithmetic)
+    return SIMULATED_RUNTIMES.register(arithmetic.name, override=override)(arithmetic)
 
 
 @dataclass(frozen=True)

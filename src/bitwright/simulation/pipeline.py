@@ -12,7 +12,7 @@ from bitwright.graph import CapturedModel
 from bitwright.graph.facts import facts
 from bitwright.graph.names import add_internal, qualified
 from bitwright.nn.operators import OPERATORS, Operator
-from bitwright.simulation.arithmetic import ARITHMETICS, GLOBAL_AVERAGE_POOL, Arithmetic, IntegerOperator
+from bitwright.simulation.arithmetic import GLOBAL_AVERAGE_POOL, SIMULATED_RUNTIMES, Arithmetic, IntegerOperator
 from bitwright.simulation.grid import Grid
 
 INTEGER = "integer"  # in a model's namespace: operators that compute in integers
@@ -68,9 +68,9 @@ def simulate(model: nn.Module, runtime: str = "onnxruntime") -> Simulated:
 
     Args:
         model: the prepared and calibrated model; it is left untouched.
-        runtime: what to compute as (see ``bitwright.simulation.ARITHMETICS``).
+        runtime: what to compute as (see ``bitwright.simulation.SIMULATED_RUNTIMES``).
     """
-    arithmetic = ARITHMETICS.get(runtime)
+    arithmetic = SIMULATED_RUNTIMES.get(runtime)
     deployment = deploy(model)
     simulated = Simulated(deployment.model, arithmetic.name)
     for prefix, region in list(deployment.model.named_modules()):
