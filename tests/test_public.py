@@ -47,6 +47,7 @@ PUBLIC = [
     "smooth",
     "swap_modules",
     "train",
+    "tune_speed",
     "unfreeze_batchnorm",
     "verify",
 ]

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from bitwright.simulation import simulate
     from bitwright.spec import QuantSpec
     from bitwright.training import train
+    from bitwright.tuning import tune_speed
     from bitwright.verification import run_file, verify
 
 __version__ = "0.1.0"
@@ -64,6 +65,7 @@ _HOMES = {
     "search_bits": "bitwright.bit_search",
     "sensitivity": "bitwright.bit_search",
     "train": "bitwright.training",
+    "tune_speed": "bitwright.tuning",
     "report": "bitwright.reporting",
     "run_file": "bitwright.verification",
     "save": "bitwright.saving",
@@ -122,6 +124,7 @@ __all__ = [
     "smooth",
     "swap_modules",
     "train",
+    "tune_speed",
     "unfreeze_batchnorm",
     "verify",
 ]

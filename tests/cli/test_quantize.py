@@ -60,6 +60,15 @@ def test_quantize_corrects_as_the_recipe_says(run, here):
     assert not torch.equal(corrected["head.bias"], plain["head.bias"])
 
 
+def test_quantize_tunes_for_speed(run, here):
+    code, out, _ = run(*QUANTIZE, "--backend", "onnxruntime", "--tune", "speed", "--no-verify", "--save", "out/saved")
+    assert code == 0
+    assert "tuned for speed in onnxruntime: " in out
+    code, _, err = run(*QUANTIZE, "--tune", "sped", "--force")
+    assert code != 0
+    assert "tune cannot be 'sped': did you mean 'speed'?" in err
+
+
 def test_missed_limits_give_exit_code_1(run, here):
     limits = ["--min-coverage", "1", "--min-speedup", "1000", "--max-accuracy-drop", "0.3"]
     arguments = ["--eval", "nets:evaluate_worse", "--runtime", "onnxruntime", "--skip", "head"]

@@ -23,6 +23,7 @@ from bitwright.errors import ConfigError
 from bitwright.exporting import FORMATS, export
 from bitwright.files import check_output
 from bitwright.preparation import ledger_of, prepare, resolve_recipe
+from bitwright.preparation.tune import check_tuning
 from bitwright.saving import save
 from bitwright.saving.folder import check_folder
 from bitwright.saving.manifest import FILES, MANIFEST
@@ -52,6 +53,7 @@ class Job:
     save: Path | None
     resume: bool
     verify: bool = True
+    tune: str | None = None
 
     def __post_init__(self) -> None:
         asked = [value for value in (*self.limits.values(), self.max_drop, self.runtimes) if value is not None]
@@ -65,6 +67,7 @@ class Job:
         self._evaluate = _load_judge(self.evaluate)
         self._example = load(self.example, "--example") if self.example else None
         self._recipe, self._backend = resolve_recipe(*self.wishes)
+        check_tuning(self.tune, self._backend)
         writer = FORMATS.get(self.format or next(iter(self._backend.formats), "onnx"))
         names = (self.name or f"model{writer.suffix}", REPORT)
         self._file, self._report = check_outputs(self.output, names, writer.suffix, self.force)
@@ -109,7 +112,7 @@ class Job:
             else:
                 example = call_if_function(self._example, f"--example {self.example}")
         with step("preparing"):
-            qmodel = prepare(model, example, self._backend, recipe=self._recipe)
+            qmodel = prepare(model, example, self._backend, recipe=self._recipe, tune=self.tune)
         before = self._score(model, "the float model") if rank() == 0 else {}
         mine = batches if world_size() == 1 else islice(batches, rank(), None, world_size())
         calibrate(qmodel, mine, checkpoint=progress, uneven=True)

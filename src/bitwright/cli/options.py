@@ -58,6 +58,10 @@ RuntimeNames = Annotated[
         "--runtime", metavar="NAME", help="Where to run the file (repeatable); by default where its target runs."
     ),
 ]
+Tune = Annotated[
+    str | None,
+    typer.Option(metavar="speed", help="Time the file and leave float what is slower in integers; exports repeatedly."),
+]
 NoLatency = Annotated[bool, typer.Option("--no-latency", help="Do not measure the speed.")]
 MinCoverage = Annotated[
     float | None,

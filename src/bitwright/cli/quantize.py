@@ -20,6 +20,7 @@ from bitwright.cli.options import (
     RecipeFile,
     RuntimeNames,
     Skip,
+    Tune,
     Weight,
 )
 from bitwright.cli.output import stdout_kept_clean
@@ -48,6 +49,7 @@ def quantize(
     weight: Weight = None,
     activation: Activation = None,
     skip: Skip = None,
+    tune: Tune = None,
     name: Annotated[
         str | None, typer.Option(metavar="FILE", help="Name of the file in the folder; 'model' by default.")
     ] = None,
@@ -97,7 +99,7 @@ def quantize(
         wishes = (backend, recipe, weight, activation, skip or ())
         files = (output, name, format, force)
         checks = (runtime or None, not no_latency, limits, max_accuracy_drop)
-        outcome = Job(model, data, evaluate, example, wishes, *files, *checks, save, resume, not no_verify).run()
+        outcome = Job(model, data, evaluate, example, wishes, *files, *checks, save, resume, not no_verify, tune).run()
     if outcome is None:  # not the first rank
         return
     show(outcome, json)

@@ -35,6 +35,11 @@ class Outcome:
     simulated: Scores = field(default_factory=dict)
     deployed: dict[str, Scores] = field(default_factory=dict)
 
+    @property
+    def tuned(self) -> list[str]:
+        """What tuning for speed found, if it was asked for."""
+        return self.ledger.tuned
+
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
         scores = {"float": self.before, "simulated": self.simulated, "deployed": self.deployed}
@@ -47,6 +52,7 @@ class Outcome:
             "missed": self.proof.missed,
             "scores": scores if self.before else None,
             "operators": {verdict.value: count for verdict, count in self.ledger.count().items()},
+            "tuned": self.tuned,
             "proof": self.proof.to_dict(),
         }
 
@@ -64,7 +70,7 @@ def show(outcome: Outcome, json: bool) -> None:
         _print_float(name, runtime)
         if slower := runtime.slower_words():
             print_text(f"{name}: {slower}")
-    for note in proof.notes:
+    for note in (*outcome.tuned, *proof.notes):
         print_text(f"Note: {note}")
     for miss in proof.missed:
         print_text(f"Missed: {miss}", "bold red")

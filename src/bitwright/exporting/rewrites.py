@@ -93,13 +93,50 @@ def guard(model: CapturedModel, modules: Modules) -> None:
             for source in node.all_input_nodes:
                 if facts(source).tensor is not None:
                     _guard(model, source, [node])
-        elif _quantized_unasked(node, modules) or _scaled_twice(node, modules):
+        elif _scaled_twice(node, modules):
             _guard(model, node, list(node.users))
+        elif _is_float_layer(node, modules) and _becomes_quantized(node, modules):
+            for source in [each for each in node.all_input_nodes if _is_quantized(each, modules)]:
+                _guard(model, source, [node])  # before it, so that what follows can still be joined with it
 
 
-def _quantized_unasked(node: fx.Node, modules: Modules) -> bool:
+def _is_float_layer(node: fx.Node, modules: Modules) -> bool:
     operator = operator_of(node, modules)
     return operator is not None and operator.weight and not isinstance(_module(node, modules), QuantLayer)
+
+
+def _is_quantized(node: fx.Node, modules: Modules) -> bool:
+    """Whether a value comes from a quantizer, also by way of operators that only move it."""
+    while not isinstance(_module(node, modules), TensorQuantizer):
+        source = node.args[0] if node.args else None
+        if not isinstance(source, fx.Node) or not _carries(node, modules):
+            return False
+        node = source
+    return True
+
+
+def _becomes_quantized(node: fx.Node, modules: Modules) -> bool:
+    """Whether a layer's result goes to a quantizer, also by way of what a runtime moves or joins with the layer."""
+    waiting, seen = list(node.users), set[fx.Node]()
+    while waiting:
+        user = waiting.pop()
+        module = _module(user, modules)
+        if isinstance(module, TensorQuantizer):
+            return True
+        if user not in seen and (_carries(user, modules) or _joins(user, modules)):
+            waiting += user.users
+        seen.add(user)
+    return False
+
+
+def _carries(node: fx.Node, modules: Modules) -> bool:
+    operator = operator_of(node, modules)
+    return operator is not None and operator.carries_scale(node, _module(node, modules))
+
+
+def _joins(node: fx.Node, modules: Modules) -> bool:
+    """Whether a runtime may make an operator part of the layer before it: one with a single tensor to compute on."""
+    return sum(facts(source).tensor is not None for source in node.all_input_nodes) == 1
 
 
 def _scaled_twice(node: fx.Node, modules: Modules) -> bool:

@@ -57,6 +57,7 @@ class Ledger:
     Attributes:
         arguments: what it was called with beyond the model, the backend and the recipe, to do it again.
         swapped: whether it was swap_modules.
+        tuned: what tuning found, in words; the notes have it too.
     """
 
     backend: Backend
@@ -69,6 +70,7 @@ class Ledger:
     before: dict[str, tuple[NodeSketch, ...]] = field(default_factory=dict)  # the graphs as captured, by their paths
     arguments: dict[str, Any] = field(default_factory=dict)
     swapped: bool = False
+    tuned: list[str] = field(default_factory=list)
 
     def count(self) -> Counter[Verdict]:
         return Counter(e.verdict for e in self.entries)

@@ -24,12 +24,13 @@ from bitwright.graph.rewriting.stage import Switches
 from bitwright.graph.sketch import sketch
 from bitwright.preparation.decide import decide, join_activations
 from bitwright.preparation.decisions import Decision, Decisions
-from bitwright.preparation.ledger import Ledger, attach, check_unused_rules, entries_of, is_prepared
+from bitwright.preparation.ledger import Ledger, attach, check_unused_rules, entries_of, is_prepared, ledger_of
 from bitwright.preparation.place import place
 from bitwright.preparation.region import Job, Region
 from bitwright.preparation.resolve import resolve_recipe
 from bitwright.preparation.rule_targets import RuleTargets
 from bitwright.preparation.swap import swap, swap_loose
+from bitwright.preparation.tune import tuned
 from bitwright.preparation.verdicts import FOLDED, leaf, replaced_by
 from bitwright.recipe import Recipe
 
@@ -49,6 +50,7 @@ def prepare(
     leaves: Iterable[Leaf] = (),
     preserve_attr: Mapping[str, Iterable[str]] | None = None,
     concrete_args: Mapping[str, Any] | None = None,
+    tune: str | None = None,
 ) -> nn.Module:
     """Make a copy of ``model`` that computes as ``backend`` will, once calibrated.
 
@@ -69,6 +71,9 @@ def prepare(
         preserve_attr: attributes and methods that the result must have, by the module that has them (``""`` is the
             model): ``{"": ["generate"], "backbone": ["features"]}``. All are kept; those named here are checked.
         concrete_args: arguments of forward that are fixed to these values.
+        tune: ``"speed"`` exports the model, times it on the example inputs in the target's runtime, and leaves float
+            what is slower in integers; see :func:`bitwright.tune_speed`. The recipe in the ledger has the rules that
+            came of it, and the ledger's notes say what was gained.
 
     Returns:
         The prepared model in eval mode, all quantizers off: it still computes exactly what ``model`` does.
@@ -77,7 +82,12 @@ def prepare(
     check_attributes(model, preserve_attr or {})
     whole = (*resolved.leaves, *map(spell, [leaves] if isinstance(leaves, str | type) else leaves))
     resolved = resolved.model_copy(update={"leaves": whole})
-    return prepare_resolved(model, example_inputs, resolved, target, concrete_args, debug=debug)
+    resolved, notes = tuned(tune, model, example_inputs, resolved, target, concrete_args)
+    made = prepare_resolved(model, example_inputs, resolved, target, concrete_args, debug=debug)
+    ledger = ledger_of(made)
+    ledger.tuned = notes
+    ledger.notes += notes
+    return made
 
 
 @gc_paused()

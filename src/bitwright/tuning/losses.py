@@ -1,0 +1,122 @@
+"""Losses: which operators take longer in integers than in float, with the conversions that they alone need."""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from bitwright.exporting.formats.base import FileNode, LoadedFile
+from bitwright.preparation import Entry, Ledger, Verdict
+from bitwright.recipe import Recipe, Rule
+from bitwright.tuning.result import LeftFloat
+from bitwright.verification.coverage import add_coverage
+from bitwright.verification.latency import add_float_times
+from bitwright.verification.proof import RuntimeProof
+from bitwright.verification.runtimes.base import Executed, Runtime
+
+_CONVERSIONS = ("QuantizeLinear", "DequantizeLinear")
+
+
+@dataclass
+class Cost:
+    """What the operators of one name take, in microseconds."""
+
+    quantized: float = 0.0
+    plain: float = 0.0
+    conversions: float = 0.0
+    entries: list[Entry] = field(default_factory=list)
+
+    def loses(self, times: float, least: float) -> bool:
+        """Whether integers take longer than ``times`` the float operator and ``least`` microseconds more."""
+        return self.quantized + self.conversions > times * self.plain + least
+
+
+def costs_of(
+    runtime: Runtime, file: LoadedFile, twin: LoadedFile, ledger: Ledger, feeds: Mapping[str, np.ndarray]
+) -> dict[str, Cost]:
+    """The cost of every operator that runs in integers and may be left float, by the user's name for it."""
+    proof = RuntimeProof(runtime.name, runtime.version)
+    executed = runtime.profile(file, feeds)
+    add_coverage(proof, runtime, executed, file, ledger, feeds)
+    add_float_times(proof, runtime, twin, feeds)
+    choices = _choices(ledger)
+    names = {o.node: o.name for o in (file.record.operators if file.record is not None else ())}
+    owner = {node: names[node] for node in names if names[node] in choices}
+    found: dict[str, Cost] = {}
+    for operator in proof.operators:
+        name = next((owner[node] for node in operator.nodes if node in owner), None)
+        if name is None or not operator.integer:
+            continue
+        cost = found.setdefault(name, Cost(entries=choices[name]))
+        cost.quantized += operator.microseconds
+        known = operator.float_microseconds
+        cost.plain += operator.microseconds if known is None else known
+    for name, microseconds in _conversions(executed, file.nodes(), owner, set(found)).items():
+        found[name].conversions += microseconds
+    return found
+
+
+def losers(costs: Mapping[str, Cost], times: float, least: float) -> list[LeftFloat]:
+    """Those of the operators that lose, the worst first, each with a rule that leaves it float."""
+    chosen = [(name, cost) for name, cost in costs.items() if cost.loses(times, least)]
+    chosen.sort(key=lambda each: each[1].plain - each[1].quantized - each[1].conversions)
+    return [
+        LeftFloat(name, cost.entries[0].operator, match, cost.quantized + cost.conversions, cost.plain)
+        for name, cost in chosen
+        for match in dict.fromkeys(_selector(entry) for entry in cost.entries)
+    ]
+
+
+def _choices(ledger: Ledger) -> dict[str, list[Entry]]:
+    """The operators that may be left float: those in integers, but for what the user has asked for by a rule."""
+    asked = {rule.match for rule in ledger.recipe.rules if rule.force or rule.asks}
+    found: dict[str, list[Entry]] = defaultdict(list)
+    for entry in ledger.entries:
+        if entry.verdict in (Verdict.INTEGER, Verdict.PARTLY) and entry.rule not in asked:
+            found[entry.name].append(entry)
+    return dict(found)
+
+
+def _selector(entry: Entry) -> str:
+    return f"node:{entry.node}" if entry.node else entry.name
+
+
+def _conversions(
+    executed: list[Executed], nodes: list[FileNode], owner: Mapping[str, str], integer: set[str]
+) -> dict[str, float]:
+    """What conversions cost, charged to the integer operators at their integer end, in equal shares."""
+    makers = {tensor: node for node in nodes for tensor in node.outputs}
+    readers: dict[str, list[FileNode]] = defaultdict(list)
+    for node in nodes:
+        for tensor in node.inputs:
+            readers[tensor].append(node)
+    by_name = {node.name: node for node in nodes}
+    charged: dict[str, float] = defaultdict(float)
+    for event in executed:
+        parts = [by_name[n] for n in event.nodes if n in by_name] if event.role == "conversion" else []
+        ends = {owner[n] for part in parts for n in _ends(part, makers, readers) if n in owner}
+        for name in ends & integer:
+            charged[name] += event.microseconds / len(ends & integer)
+    return charged
+
+
+def _ends(node: FileNode, makers: Mapping[str, FileNode], readers: Mapping[str, list[FileNode]]) -> list[str]:
+    """The operators at the integer end of a conversion: those that read what it quantizes, or make what it converts."""
+    quantizes = node.type == "QuantizeLinear"
+    near = [r for t in node.outputs for r in readers.get(t, ())] if quantizes else [makers.get(node.inputs[0])]
+    found: list[str] = []
+    for other in near:
+        if other is not None and other.type in _CONVERSIONS:
+            beyond = [r for t in other.outputs for r in readers.get(t, ())] if quantizes else []
+            beyond += [made] if not quantizes and (made := makers.get(other.inputs[0])) is not None else []
+            found += [b.name for b in beyond]
+        elif other is not None:
+            found.append(other.name)
+    return found
+
+
+def without(recipe: Recipe, left: list[LeftFloat]) -> Recipe:
+    """The recipe with rules that leave operators float."""
+    added = tuple(Rule(match=each.match, skip=True, optional=True) for each in left)
+    return recipe.model_copy(update={"rules": (*recipe.rules, *added)})

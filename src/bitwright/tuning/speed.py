@@ -1,0 +1,181 @@
+"""tune_speed: leave those operators float that are slower in integers, as the files say that a runtime executes."""
+
+import statistics
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from bitwright.backends import Backend
+from bitwright.distributed import world_size
+from bitwright.errors import BitwrightError, ConfigError
+from bitwright.exporting import LoadedFile
+from bitwright.graph import read_switches
+from bitwright.preparation import resolve_recipe
+from bitwright.recipe import Recipe
+from bitwright.tuning.losses import Cost, costs_of, losers, without
+from bitwright.tuning.result import SpeedTuning
+from bitwright.tuning.trial import Source, Trial
+from bitwright.verification.pipeline import verify
+from bitwright.verification.runtimes.base import RUNTIMES, Runtime
+
+# How strict each round is: an operator loses if it takes so many times longer in integers, and so many µs more.
+_ROUNDS = ((1.1, 1.0), (1.1, 1.0), (1.0, 0.0), (0.9, 0.0))
+_RACES = 5  # of which the median counts; in each race, files run in turn
+_FASTER = 1.02  # times that a file must be faster to be kept
+_MOST_LOSS = 3.0  # dB of the results that integer attention may cost
+ATTENTION, DECOMPOSE = "scaled_dot_product_attention", "decompose_attention"
+
+
+def tune_speed(
+    model: nn.Module,
+    example_inputs: Any,  # noqa: ANN401
+    backend: str | Path | Backend | None = None,
+    *,
+    recipe: Recipe | Mapping[str, Any] | str | Path | None = None,
+    concrete_args: Mapping[str, Any] | None = None,
+    runtime: str | None = None,
+) -> SpeedTuning:
+    """Find what to leave float so that the file is as fast as it can be on this machine, on one thread.
+
+    The model is prepared, calibrated on the example inputs and exported, and its operators are timed against those of
+    the float network. Those that lose are left float, and the file is written and timed anew, a few times over. Where
+    the model has attention that stays float, its products in integers are tried too. A file is kept only if it is
+    faster as a whole and verified. Rules of the recipe that ask for something are obeyed.
+
+    Args:
+        model: the float model; it is left untouched.
+        example_inputs: as for ``prepare``; files are timed on them, so give the batch size that you will deploy.
+        backend: as for ``prepare``.
+        recipe: as for ``prepare``.
+        concrete_args: as for ``prepare``.
+        runtime: where to time; by default where the backend's target runs.
+
+    Returns:
+        The recipe to prepare with, what it leaves float, and the times before and after.
+    """
+    resolved, target = resolve_recipe(backend, recipe)
+    return tune_resolved(model, example_inputs, resolved, target, concrete_args, runtime)
+
+
+def tune_resolved(
+    model: nn.Module,
+    example_inputs: Any,  # noqa: ANN401
+    recipe: Recipe,
+    backend: Backend,
+    concrete_args: Mapping[str, Any] | None = None,
+    runtime: str | None = None,
+) -> SpeedTuning:
+    """Tune a recipe that says everything."""
+    if world_size() > 1:
+        raise ConfigError(
+            "tuning for speed times files in one process: run bw.tune_speed there first, and prepare with its recipe"
+        )
+    program = runtime_for(backend, runtime)
+    with tempfile.TemporaryDirectory(prefix="bitwright-") as folder:
+        return _Search(Source(model, example_inputs, backend, concrete_args, Path(folder)), program).run(recipe)
+
+
+def runtime_for(backend: Backend, name: str | None = None) -> Runtime:
+    """What times the files, or an error that says why nothing does."""
+    known = [n for n in ([name] if name is not None else backend.runtimes) if not RUNTIMES.get(n).stands_in]
+    usable = [n for n in known if RUNTIMES.get(n).available()]
+    if not known:
+        raise ConfigError(
+            f"tuning for speed needs a runtime that executes files here, and nothing does for {backend.name}: "
+            "name one (tune_speed(…, runtime='onnxruntime')) if it tells enough about your target"
+        )
+    return RUNTIMES.get((usable or known)[0])()
+
+
+class _Search:
+    """Trials from the recipe given, and the best of them so far."""
+
+    def __init__(self, source: Source, runtime: Runtime) -> None:
+        self._source, self._runtime, self._notes = source, runtime, list[str]()
+        self._feeds: dict[str, np.ndarray] = {}
+
+    def run(self, recipe: Recipe) -> SpeedTuning:
+        """Search, prove the winner, and time it against the first file and against float."""
+        first = self._source.trial(recipe)
+        if first is None:
+            raise ConfigError("tuning for speed found nothing to quantize; `bitwright inspect` says why")
+        self._feeds = first.feeds
+        if self._runtime.name != (target := first.ledger.backend.name):
+            self._notes.append(f"timed in {self._runtime.name}, which is not {target}: its times may differ")
+        best = self._rounds(first)
+        if (other := self._with_attention(first)) is not None:
+            best = self._faster(best, self._rounds(other))
+        best = self._proven(best, first)
+        plain, before, after = self._times([first.twin, first.file, best.file])
+        if best is first:
+            after = before
+        if min(before, after) > plain * _FASTER:
+            self._notes.append(
+                f"no choice of layers makes this file as fast as float in {self._runtime.name}: deploy the float model "
+                "here, or give larger inputs to tune with if you will run larger ones"
+            )
+        decomposed = best.recipe.schedules.get(DECOMPOSE) != recipe.schedules.get(DECOMPOSE)
+        times = (1e3 * plain, 1e3 * before, 1e3 * after)
+        return SpeedTuning(best.recipe, self._runtime.name, *times, best.left, decomposed, tuple(self._notes))
+
+    def _rounds(self, start: Trial) -> Trial:
+        """Leave what loses float, again and again; the fastest of all files wins."""
+        best = latest = start
+        costs = self._costs(start)
+        for times, least in _ROUNDS:
+            lost = losers(costs, times, least)
+            if not lost or len(lost) >= len(costs):
+                continue
+            trial = self._source.trial(without(latest.recipe, lost), (*latest.left, *lost))
+            if trial is not None:
+                best, latest, costs = self._faster(best, trial), trial, self._costs(trial)
+        return best
+
+    def _costs(self, trial: Trial) -> dict[str, Cost]:
+        return costs_of(self._runtime, trial.file, trial.twin, trial.ledger, trial.feeds)
+
+    def _with_attention(self, first: Trial) -> Trial | None:
+        """The same recipe with attention in integers, where it is float, nobody has decided so, and it costs little."""
+        attends = any(e.operator == ATTENTION and not e.rule for e in first.ledger.entries)
+        if not attends or DECOMPOSE in read_switches(first.recipe.schedules):
+            return None
+        schedules = {**first.recipe.schedules, DECOMPOSE: True}
+        trial = self._source.trial(first.recipe.model_copy(update={"schedules": schedules}))
+        if trial is None:
+            return None
+        lost = first.decibels() - trial.decibels()
+        if lost > _MOST_LOSS:
+            self._notes.append(f"attention stays float: in integers, it costs {lost:.1f} dB on the example inputs")
+            return None
+        return trial
+
+    def _faster(self, best: Trial, trial: Trial) -> Trial:
+        """The faster of two files; the first unless the second is clearly faster."""
+        if best is trial:
+            return best
+        old, new = self._times([best.file, trial.file])
+        return trial if new * _FASTER < old else best
+
+    def _proven(self, best: Trial, first: Trial) -> Trial:
+        """The winner if its file does what the simulation does, or else the first file."""
+        if best is first:
+            return best
+        try:
+            proof = verify(
+                best.model, best.path, [best.batch], runtimes=[self._runtime.name], latency=False, progress=False
+            )
+            problem = "; ".join(proof.missed)
+        except BitwrightError as error:
+            problem = str(error)
+        if problem:
+            self._notes.append(f"a faster file was not kept, as it was not verified: {problem}")
+        return first if problem else best
+
+    def _times(self, files: list[LoadedFile]) -> list[float]:
+        """Seconds of each file, the median of several races."""
+        races = [self._runtime.race(files, self._feeds) for _ in range(_RACES)]
+        return [statistics.median(column) for column in zip(*races, strict=True)]
