@@ -7,10 +7,10 @@ from bitwright.errors import ExportError
 from tests.backends.probe import images, prepared
 
 
-def exported(name, tmp_path, **more):
+def exported(name, tmp_path, format=None, **more):
     model = prepared(name, **more)
     bw.calibrate(model, [images()], progress=False)
-    return model, bw.export(model, tmp_path / "model.onnx")
+    return model, bw.export(model, tmp_path / "model.onnx", format=format)
 
 
 @pytest.mark.parametrize("name", ["tensorrt", "onnx_qnn"])
@@ -25,7 +25,7 @@ def test_q_dq_files_run_in_onnxruntime_as_simulated(name, tmp_path):
 def test_sixteen_bit_activations_are_written_as_such(tmp_path):
     import onnx
 
-    model, file = exported("pplw8a16", tmp_path)
+    model, file = exported("pplw8a16", tmp_path, "onnx")
     kinds = {i.name: i.data_type for i in onnx.load(file).graph.initializer}
     assert onnx.TensorProto.UINT16 in {*kinds.values(), *_constant_types(file)}
     proof = bw.verify(model, file, [images()])

@@ -211,3 +211,61 @@ def test_mistakes_in_encodings_are_named(name: str) -> None:
     wrong, message = mutations(data)[name]
     with pytest.raises(VerifyError, match=message):
         format.checked({".encodings": json.dumps(wrong)}, contents)
+
+
+def written(name: str, *ranges: tuple[Place, float, int]) -> dict[str, str]:
+    """What a format writes of some tensors, which it reads again."""
+    format = FORMATS.get(name)()
+    made = {}
+    for place, scale, point in ranges:
+        low = -127 if name == "stpu" else place.lowest
+        made[place.tensor] = Range(place, np.asarray(scale, np.float32), np.asarray(point), low, place.highest)
+    contents = Contents(onnx.ModelProto(), tuple(place for place, _, _ in ranges), made)
+    texts = format.texts(contents)
+    for found in format.checked(texts, contents):
+        wanted = made[found.place.tensor]
+        assert (found.scale, found.zero_point, found.qmin) == (wanted.scale, wanted.zero_point, wanted.qmin)
+    return texts
+
+
+def test_files_of_ranges_are_as_their_makers_describe_them() -> None:
+    signed, unsigned = (Place("x", "activation", t, 8, "x/integers") for t in ("int8", "uint8"))
+    weight = Place("c.weight", "weight", "int8", 8, "c.weight.integers")
+    vitis = json.loads(written("vitis", (signed, 2.0**-4, 0), (weight, 2.0**-7, 0))[".quant_info.json"])
+    assert vitis == {"param": {"c.weight": [[8, 7]]}, "output": {"x": [[8, 4]]}, "input": {}}
+    assert written("tengine", (unsigned, 0.0235, 128))[".scale"] == f"x {float(np.float32(0.0235))!r} 128\n"
+    ppl = json.loads(written("ppl", (signed, 0.5, 0))[".ppl.json"])["quant_info"]["x"]
+    assert (ppl["bit_width"], ppl["per_channel"], ppl["scale"]) == (8, False, 0.5)
+    assert (ppl["tensor_min"], ppl["tensor_max"]) == (-64.0, 63.5)
+    assert '"scale": 1.0' in written("ppl", (signed, 1.0, 0))[".ppl.json"]  # ppl.nn keeps 1 as an integer
+    stpu = json.loads(written("stpu", (signed, 0.01, 0))[".minmax.json"])
+    assert stpu == {"x": {"min": pytest.approx(-1.27), "max": pytest.approx(1.27)}}
+    cache = written("tensorrt-ranges", (signed, 2 / 127, 0))[".calibration.cache"]
+    assert cache.splitlines()[1] == "x: 3c810204"  # for a largest magnitude of 2
+
+
+@pytest.mark.parametrize(
+    ("format", "text", "message"),
+    [
+        ("tengine", "x 0.1\n", "lines are 'tensor scale zero_point'"),
+        ("tengine", "x 0.1 300\n", "a zero point that 8 bits do not hold"),
+        ("tengine", "", "none for 'x'"),
+        ("vitis", '{"param": {}, "output": {"x": [[8, 4.5]]}, "input": {}}', r"output.x\[0\]\[1\] is 4.5"),
+        ("vitis", '{"param": {}, "output": {}}', "lacks 'input'"),
+        ("ppl", '{"quant_info": {}, "op_info": {}, "more": {}}', "more should not be there"),
+        ("stpu", '{"x": {"min": -1.0, "max": 2.0}}', "'x' that is not symmetric"),
+        ("stpu", '{"x": {"min": -1.0', "is not JSON"),
+    ],
+)
+def test_mistakes_in_files_of_ranges_are_named(format: str, text: str, message: str) -> None:
+    reader = FORMATS.get(format)()
+    contents = Contents(onnx.ModelProto(), (Place("x", "activation", "uint8", 8, "x/integers"),))
+    with pytest.raises(VerifyError, match=message):
+        reader.checked({reader.sides[0]: text}, contents)
+
+
+def test_what_a_format_cannot_say_is_refused(snpe: tuple[nn.Module, torch.Tensor], tmp_path: Path) -> None:
+    for format, message in {"vitis": "has a zero point", "stpu": "STPU has -127 to 127"}.items():
+        with pytest.raises(ExportError, match=f"the format {format} cannot say .*{message}"):
+            bw.export(snpe[0], tmp_path / "net.onnx", format=format)
+    assert list(tmp_path.iterdir()) == []

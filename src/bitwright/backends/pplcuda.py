@@ -7,7 +7,7 @@ PPLCUDA = register_backend(
     SNPE.with_(
         name="pplcuda",
         title="OpenPPL on NVIDIA GPUs",
-        formats=("onnx",),
+        formats=("ppl", "onnx"),
         weights={"spec": "uint8 affine channel:0", "granularities": ("tensor", "channel")},
         activations={"observer": "MinMaxObserver"},
     )

@@ -10,7 +10,7 @@ STPU = register_backend(
     SNPE.with_(
         name="stpu",
         title="SenseTime STPU",
-        formats=("onnx",),
+        formats=("stpu", "onnx"),
         weights={**_TENSORS, "formats": up_to(8)},
         activations={**_TENSORS, "formats": ("int8",)},
     )

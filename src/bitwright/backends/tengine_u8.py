@@ -8,7 +8,7 @@ TENGINE_U8 = register_backend(
     SNPE.with_(
         name="tengine_u8",
         title="Tengine, uint8",
-        formats=("onnx",),
+        formats=("tengine", "onnx"),
         operators={
             "integer": dict.fromkeys((*IMAGE_OPERATORS, "cat", "hardswish", "sigmoid"), "both"),
             "unfused": ("add", "mul", "cat"),

@@ -30,6 +30,7 @@ VITIS = register_backend(
             "unfused": ("add", "mul", "cat"),
             "numbers": ("add", "mul"),
         },
+        formats=("vitis", "onnx"),
         notes=("The network's own input has no quantizer: only results have one.",),
     )
 )
