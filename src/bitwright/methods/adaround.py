@@ -7,6 +7,9 @@ y = (clamp(floor(x / s) + h(V) + z, qmin, qmax) - z) · s,   h(V) = clamp(1.2·s
 
 with sigmoid(V) = (1 + tanh(V / 2)) / 2, by :mod:`bitwright.numerics.hyperbolic`.
 
+With a learned scale (Genie; Jeon et al. 2023) the integers stay those of the first scale s, and y is multiplied by t,
+one factor per scale: s·t is what is stored, and s·t / t finds the integers again.
+
 The regulariser Σ 1 - |2h - 1|^β drives h to 0 or 1. Without gradients, and once hardened, rounding is up where V >= 0.
 """
 
@@ -65,14 +68,18 @@ class AdaRoundFakeQuantize(Method):
 
     Attributes:
         hard: round by the sign of V even where gradients are asked for; see :meth:`harden`.
+        stretch: t, by which the scale in force is larger than the one that the integers were found with.
+        stretching: whether t is being learned, and the stored scale is still the first one.
     """
 
     rounding: nn.Parameter | None
+    stretch: nn.Parameter | None
 
     def __init__(self, spec: QuantSpec) -> None:
         super().__init__(spec)
-        self.hard = False
+        self.hard = self.stretching = False
         self.register_parameter("rounding", None)
+        self.register_parameter("stretch", None)
 
     @property
     def reconstruction(self) -> str:  # pyrefly: ignore
@@ -89,6 +96,13 @@ class AdaRoundFakeQuantize(Method):
         """From now on round by the sign of V."""
         self.hard = True
 
+    def _first(self, scale: Tensor) -> Tensor:
+        """The scale that the integers are found with."""
+        return scale if self.stretch is None or self.stretching else scale / self.stretch.detach()
+
+    def _stretched(self, x: Tensor) -> Tensor:
+        return x if self.stretch is None else x * broadcast(self.stretch, x, self.axis, self.group)
+
     def regularizer(self, beta: float | Tensor) -> Tensor:
         """Σ 1 - |2·h(V) - 1|^β: nothing once every h is 0 or 1."""
         if self.rounding is None:
@@ -99,7 +113,9 @@ class AdaRoundFakeQuantize(Method):
         """``x`` at whole numbers of scales, rounded by the sign of V."""
         if self.rounding is None:
             return x
-        return apply_kernel(_by_sign, x, self.rounding.detach(), scale, axis=self.axis, group=self.group)
+        first = self._first(scale)
+        moved = apply_kernel(_by_sign, x, self.rounding.detach(), first, axis=self.axis, group=self.group)
+        return self._stretched(moved).detach()
 
     def integers(self, x: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor:
         return super().integers(self.rounded(x, scale), scale, zero_point)
@@ -108,7 +124,7 @@ class AdaRoundFakeQuantize(Method):
         """Quantize and dequantize ``x``, softly while V is trained."""
         where = (self.spec.qmin, self.spec.qmax, self.axis, self.group)
         if self.rounding is not None and self.differentiable and not self.hard:
-            return learned_rounding(x, self.rounding, scale, zero_point, *where)
+            return self._stretched(learned_rounding(x, self.rounding, self._first(scale), zero_point, *where))
         moved = self.rounded(x, scale)
         if self.rounding is not None and torch.is_grad_enabled() and x.requires_grad:
             moved = moved + (x - x.detach())  # hardened: straight through

@@ -35,6 +35,7 @@ class UnitCheckpoints:
         tensors: dict[str, Tensor] = {}
         if result.kept:
             tensors |= {f"weight.{i}": w.ups() for i, w in enumerate(weights)}
+            tensors |= {f"stretch.{i}": w.method.stretch for i, w in enumerate(weights) if w.method.stretch is not None}
             tensors |= {f"scale.{i}": s.quantizer.qparams()[0].clone() for i, s in enumerate(scales)}
         self._of(number).write(tensors, result.to_dict())
 
@@ -47,6 +48,8 @@ class UnitCheckpoints:
         if result.kept:
             for i, weight in enumerate(weights):
                 weight.round_by(saved.tensors[f"weight.{i}"])
+                if f"stretch.{i}" in saved.tensors:
+                    weight.stretch_by(saved.tensors[f"stretch.{i}"])
             for i, scale in enumerate(scales):
                 scale.quantizer.set_qparams(saved.tensors[f"scale.{i}"], scale.quantizer.qparams()[1])
         return result

@@ -10,6 +10,7 @@ from bitwright.graph.facts import is_floating
 from bitwright.quantizer import TensorQuantizer
 from bitwright.reconstruction.columns import Column, Memory
 from bitwright.reconstruction.fisher import Importance
+from bitwright.reconstruction.rest import Rest
 from bitwright.reconstruction.samples import Samples
 from bitwright.reconstruction.subgraph import subgraph
 from bitwright.reconstruction.switch import switched_off
@@ -59,8 +60,8 @@ class Flow:
         unit = self.units[number]
         return [node for node in unit.outputs if node in unit.moving and is_floating(node)]
 
-    def samples(self, number: int) -> Samples:
-        """The data of a unit that was entered."""
+    def samples(self, number: int, *, predictions: bool = False) -> Samples:
+        """The data of a unit that was entered, with the model's float results if they count."""
         unit = self.units[number]
         quantized, exact = ([side[node] for node in unit.inputs] for side in (self.quantized, self.exact))
         chosen = [i for i, node in enumerate(unit.outputs) if node in self.targets(number)]
@@ -70,7 +71,15 @@ class Flow:
                 results = self.calls[number](*values)
             return [results[i] for i in chosen]
 
-        return Samples(quantized, exact, [self.exact[unit.outputs[i]] for i in chosen], in_float)
+        rest = self._rest(number) if predictions else None
+        return Samples(quantized, exact, [self.exact[unit.outputs[i]] for i in chosen], in_float, rest)
+
+    def _rest(self, number: int) -> Rest | None:
+        """The units after one, unless none of the model's results comes from them."""
+        later = list(zip(self.units, self.calls, strict=True))[number + 1 :]
+        sides = self.exact, self.quantized
+        found = Rest(later, self.quantizers, self.targets(number), self.ends, sides, self._filled)
+        return found if found.ends else None
 
     def leave(self, number: int) -> None:
         """Compute the quantized results of a unit, and forget what no later unit reads."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from bitwright.methods.adaround import fraction
 from bitwright.quantizer import TensorQuantizer
 from bitwright.reconstruction.learned import LearnedScale, LearnedWeight
-from bitwright.reconstruction.losses import distance, undecided
+from bitwright.reconstruction.losses import distance, prediction_gap, undecided
 from bitwright.reconstruction.samples import Sample, Samples
 from bitwright.reconstruction.settings import Settings
 from bitwright.reconstruction.switch import switched_off
@@ -28,6 +28,7 @@ class Lesson:
         samples: its inputs and targets.
         importance: the weight of each value of each target, if they differ.
         share: by what the error of each result is multiplied; together they are 1 before learning.
+        gap: by what the gap between predictions is multiplied.
         weights: what learns its rounding.
         scales: what learns its scale.
         activations: the quantizers of all activations in the unit.
@@ -38,6 +39,7 @@ class Lesson:
     samples: Samples
     importance: Sequence[Tensor | None]
     share: Sequence[float]
+    gap: float
     weights: list[LearnedWeight]
     scales: list[LearnedScale]
     activations: list[TensorQuantizer]
@@ -48,6 +50,8 @@ class Lesson:
         keep = self.settings.keep if self.settings.method == "qdrop" else 1.0
         for weight in self.weights:
             weight.begin()
+            if self.settings.weight_scale_lr:
+                weight.begin_scale()
         if self.settings.method == "qdrop":
             for scale in self.scales:
                 scale.begin(keep)
@@ -84,6 +88,9 @@ class Lesson:
             results = call(*_mixed(sample, keep))
             terms = distance(results, sample.targets, self.importance)
             loss = sum((t * p for t, p in zip(terms, self.share, strict=True)), start=torch.zeros(()))
+            if self.gap and self.samples.rest is not None:
+                predicted = self.samples.rest(results, sample.others)
+                loss = loss + prediction_gap(predicted, sample.predictions, settings.temperature) * self.gap
             beta = settings.beta_at(step, steps) if weights else None
             if beta is not None:
                 loss = loss + undecided(weights, beta) * (strength * settings.pressure(step, steps))
@@ -104,6 +111,9 @@ def _optimizer(
     groups: list[dict[str, Any]] = []
     if weights:
         groups.append({"params": [w.rounding for w in weights], "lr": settings.lr})
+    stretches = [w.method.stretch for w in weights if w.method.stretching]
+    if stretches:
+        groups.append({"params": stretches, "lr": settings.weight_scale_lr})
     for scale in scales:
         rate = settings.scale_lr * float(scale.scale.detach().abs().mean())
         groups.append({"params": [scale.scale], "lr": rate})

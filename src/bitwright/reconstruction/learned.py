@@ -18,6 +18,8 @@ from bitwright.numerics import quantize
 from bitwright.quantizer import TensorQuantizer
 from bitwright.spec import PerTensor
 
+MOST_STRETCH = 2.0  # by which a learned scale of a weight may grow or shrink
+
 
 @dataclass(eq=False)
 class Learned:
@@ -79,10 +81,26 @@ class LearnedWeight(Learned):
         self._adopt()
         self.method.init(self.weight, *self.quantizer.qparams())
 
+    def begin_scale(self) -> None:
+        """Learn the scale, too: as a factor of what it is now."""
+        if not self.quantizer.spec.power_of_two:
+            self.method.learn("stretch", torch.ones_like(self.quantizer.qparams()[0]))
+            self.method.stretching = True
+
     def harden(self) -> None:
         """Round up or down for good."""
         self.method.harden()
         self.rounding.requires_grad_(False)
+        if self.method.stretching and self.method.stretch is not None:
+            self.stretch_by(self.method.stretch.detach().clamp(1 / MOST_STRETCH, MOST_STRETCH))
+
+    def stretch_by(self, stretch: Tensor) -> None:
+        """Make the scale larger by a factor for good, with the integers as they are."""
+        scale, zero_point = self.quantizer.qparams()
+        self.method.stretching = False
+        self.method.learn("stretch", stretch.to(scale))
+        self.method.stretch.requires_grad_(False)  # pyrefly: ignore
+        self.quantizer.set_qparams(scale * stretch.to(scale), zero_point)
 
     def ups(self) -> Tensor:
         """Where it rounds up."""

@@ -27,17 +27,17 @@ def undecided(weights: Iterable[LearnedWeight], beta: float) -> Tensor:
     return torch.stack(sums).sum()
 
 
-def prediction_gap(results: Sequence[Any], targets: Sequence[Any]) -> Tensor:
+def prediction_gap(results: Sequence[Any], targets: Sequence[Any], temperature: float = 1.0) -> Tensor:
     """How far the model's results are from the float model's.
 
-    Rows of numbers count as logits: the Kullback-Leibler divergence of their softmax, on average over rows. Other
-    tensors count by their squared error, relative to the target's power.
+    Rows of numbers count as logits: the Kullback-Leibler divergence of the softmax of logits / temperature, on average
+    over rows. Other tensors count by their squared error, relative to the target's power.
     """
     terms = []
     for result, target in zip(results, targets, strict=True):
         if result.ndim == 2 and result.shape[1] > 1:
-            wanted = target.log_softmax(1)
-            terms.append(F.kl_div(result.log_softmax(1), wanted, reduction="batchmean", log_target=True))
+            found, wanted = ((logits / temperature).log_softmax(1) for logits in (result, target))
+            terms.append(F.kl_div(found, wanted, reduction="batchmean", log_target=True))
         else:
             power = target.square().mean().clamp_min(1e-12)
             terms.append(F.mse_loss(result, target) / power)

@@ -31,6 +31,7 @@ from bitwright.reconstruction.learned import (
     learnable_weights,
     learns_scale,
 )
+from bitwright.reconstruction.losses import prediction_gap
 from bitwright.reconstruction.result import Reconstruction, UnitResult
 from bitwright.reconstruction.samples import Samples
 from bitwright.reconstruction.settings import LossName, MethodName, Settings, UnitKind
@@ -54,6 +55,9 @@ def reconstruct(
     rounding_weight: float = 3.0,
     keep: float = 0.5,
     merge: int = 1,
+    prediction: float = 0.0,
+    temperature: float = 1.0,
+    weight_scale_lr: float = 0.0,
     memory_limit: float = 4e9,
     checkpoint: str | Path | None = None,
     seed: int = 0,
@@ -63,7 +67,7 @@ def reconstruct(
 
     A unit's inputs are those of the quantized model, with all units before it done; its results shall be those of the
     float model. What was learned is kept where it is better than what was there before. The float weights stay as they
-    are; scales of weights, too.
+    are; scales of weights, too, unless ``weight_scale_lr`` is given.
 
     Args:
         model: what ``calibrate`` returned; it is changed in place.
@@ -83,6 +87,12 @@ def reconstruct(
             from 1/30 to 30 times that.
         keep: probability that an activation is quantized (``"qdrop"``).
         merge: how many neighbouring units are learned as one.
+        prediction: weight of PD-Quant's loss, the Kullback-Leibler divergence between the float model's predictions and
+            those that its later units make of this unit's results. 1 weighs it like the unit's error, both as shares of
+            what they are before learning. Each step then computes the rest of the model, too.
+        temperature: by which logits are divided in that loss; the paper has 4 for ResNets and 1 for MobileNets.
+        weight_scale_lr: learning rate of weight scales, relative to their size, with the integers between which weights
+            are rounded kept (Genie); 0 leaves scales alone, 1e-3 suits the other defaults.
         memory_limit: bytes of activations kept in memory; more go to a temporary folder.
         checkpoint: folder where finished units are stored; the same call goes on from there.
         seed: of all that is drawn at random.
@@ -92,7 +102,8 @@ def reconstruct(
         The error of every unit before and after; ``print`` shows it as a table.
     """
     settings = Settings(
-        *(method, unit, loss, steps, batch_size, lr, scale_lr, warmup, beta, rounding_weight, keep, merge, seed)
+        *(method, unit, loss, steps, batch_size, lr, scale_lr, warmup, beta, rounding_weight, keep, merge),
+        *(prediction, temperature, weight_scale_lr, seed),
     )
     example = ledger_of(model).example
     if not any(q.quantizes for q in quantizers(model).values()):
@@ -177,7 +188,8 @@ class _Job:
         call = _Chosen(flow.calls[number], [outputs.index(node) for node in targets])
         known = None if self.checkpoint is None else self.checkpoint.load(number, weights, scales)
         if known is None:
-            known = self._improve(number, flow.samples(number), call, weigh, scales, begin)
+            samples = flow.samples(number, predictions=self.settings.prediction > 0)
+            known = self._improve(number, samples, call, weigh, scales, begin)
             if self.checkpoint is not None:
                 self.checkpoint.save(number, known, weights, scales)
         for weight in weights:
@@ -203,8 +215,10 @@ class _Job:
             )
             return sum(e * p for e, p in zip(found, share, strict=True))
 
-        before, after, steps = error(), float("inf"), 0
-        if before > 0.0:
+        own, gap = error(), _gap(call, samples, settings)
+        weight_of_gap = settings.prediction * own / gap if gap else 0.0
+        before, after, steps = own + weight_of_gap * gap, float("inf"), 0
+        if own > 0.0:
             source = torch.Generator().manual_seed(settings.seed + number)
             torch.manual_seed(settings.seed + number)
             lesson = Lesson(
@@ -212,6 +226,7 @@ class _Job:
                 samples,
                 weigh,
                 [p / before for p in share],
+                weight_of_gap / before,
                 weights,
                 scales,
                 self.activations[number],
@@ -222,7 +237,7 @@ class _Job:
                     steps = lesson.learn(source)
                 for weight in weights:
                     weight.make_room()
-                after = error()
+                after = error() + weight_of_gap * _gap(call, samples, settings)
             finally:
                 kept = after < before
                 if not kept:
@@ -239,6 +254,17 @@ class _Job:
             steps,
             time.perf_counter() - begin,
         )
+
+
+def _gap(call: nn.Module, samples: Samples, settings: Settings) -> float:
+    """How far predictions are from the float model's before learning, if they count."""
+    if samples.rest is None:
+        return 0.0
+    gaps = [
+        float(prediction_gap(samples.rest(call(*s.quantized), s.others), s.predictions, settings.temperature))
+        for s in samples
+    ]
+    return sum(gaps) / len(gaps)
 
 
 class _Chosen(nn.Module):

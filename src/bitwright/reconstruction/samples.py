@@ -7,16 +7,22 @@ import torch
 from torch import Tensor
 
 from bitwright.reconstruction.columns import Column
+from bitwright.reconstruction.rest import Rest
 
 Call = Callable[..., Sequence[Any]]
 
 
 class Sample(NamedTuple):
-    """Values of the quantized model's and the float model's inputs of a unit, and the float results."""
+    """Values of the quantized model's and the float model's inputs of a unit, and the float results.
+
+    Where predictions count, also what else the rest of the model reads, and its results in float.
+    """
 
     quantized: list[Any]
     exact: list[Any]
     targets: list[Any]
+    others: list[Any]
+    predictions: list[Any]
 
 
 class Samples:
@@ -27,10 +33,20 @@ class Samples:
         exact: the inputs in the float model.
         targets: the results in the float model that are to be met.
         call: the unit in float, to find out whether it treats each sample by itself.
+        rest: the rest of the model, where predictions count.
     """
 
-    def __init__(self, quantized: list[Column], exact: list[Column], targets: list[Column], call: Call) -> None:
-        self.columns = Sample(quantized, exact, targets)
+    def __init__(
+        self,
+        quantized: list[Column],
+        exact: list[Column],
+        targets: list[Column],
+        call: Call,
+        rest: Rest | None = None,
+    ) -> None:
+        more = ([], []) if rest is None else (rest.others, rest.predictions)
+        self.columns = Sample(quantized, exact, targets, *more)
+        self.rest = rest
         self.batches = len(targets[0].values)
         self.sizes = targets[0].sizes
         self.separable = self._separable(call)
@@ -56,10 +72,13 @@ class Samples:
         chosen = torch.arange(self.sizes[0])[1::2]
         try:
             results = call(*(column.rows(chosen) for column in self.columns.exact))
+            pairs = list(zip(results, self.columns.targets, strict=True))
+            if self.rest is not None:
+                exact = [column.rows(chosen) for column in self.rest.exact_others]
+                pairs += zip(self.rest(results, exact), self.columns.predictions, strict=True)
         except Exception:  # such as a reshape to the size of the batch
             return False
-        wanted = (column.rows(chosen) for column in self.columns.targets)
-        return all(_close(r, w) for r, w in zip(results, wanted, strict=True))
+        return all(_close(result, column.rows(chosen)) for result, column in pairs)
 
 
 def _close(found: object, wanted: Tensor) -> bool:

@@ -26,6 +26,9 @@ class Settings:
     rounding_weight: float = 3.0
     keep: float = 0.5
     merge: int = 1
+    prediction: float = 0.0
+    temperature: float = 1.0
+    weight_scale_lr: float = 0.0
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -72,6 +75,9 @@ _LIMITS = (
     ("rounding_weight", 0, _MANY),
     ("keep", 0, 1),
     ("merge", 1, _MANY),
+    ("prediction", 0, _MANY),
+    ("temperature", 1e-3, _MANY),
+    ("weight_scale_lr", 0, _MANY),
     ("seed", 0, 2**31),
 )
 
