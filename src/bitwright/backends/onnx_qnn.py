@@ -20,7 +20,7 @@ ONNX_QNN = register_backend(
                 "conv_transpose?d": "there is no QLinear operator for a transposed convolution",
             },
         },
-        formats=("onnx", "qualcomm-0.6.1", "qualcomm-1.0.0", "qualcomm-2.0.0"),
+        formats=("onnx", "qoperator", "qualcomm-0.6.1", "qualcomm-1.0.0", "qualcomm-2.0.0"),
         runtimes=("onnxruntime",),
     )
 )

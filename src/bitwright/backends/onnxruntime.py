@@ -44,6 +44,7 @@ ONNXRUNTIME = register_backend(
             },
         },
         folding={"constants": True},
+        formats=("onnx", "qoperator"),
         runtimes=("onnxruntime", "openvino"),
         notes=(
             "Weights use 7 of their 8 bits: without VNNI instructions, x86 CPUs add pairs of u8×s8 products in 16 bits "

@@ -31,6 +31,7 @@ class OnnxRuntime(Runtime):
     package = "onnxruntime"
     isolated = True
     extra = "onnx"
+    formats: ClassVar[tuple[str, ...]] = ("onnx", "qoperator")
     reasons: ClassVar[Mapping[str, str]] = {"ConvTranspose": "onnxruntime has no integer transposed convolution"}
 
     @property
