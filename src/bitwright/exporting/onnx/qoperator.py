@@ -115,7 +115,7 @@ class _Parts:
         """Dequantize an input, given by the positions of its parts; return the name of the result."""
         names = [self.node.input[i] for i in (tensor, scale, point)]
         made = f"{self.node.name}/{tensor}"
-        along = {"axis": axis} if self.values.get(names[1], np.zeros(())).ndim else {}
+        along: dict[str, Any] = {"axis": axis} if self.values.get(names[1], np.zeros(())).ndim else {}
         self.nodes.append(helper.make_node("DequantizeLinear", names, [made], f"{made}/dequantize", **along))
         return made
 
@@ -127,7 +127,7 @@ class _Parts:
         step = self.values[self.node.input[x_scale]] * self.values[self.node.input[w_scale]]
         self.constants.append(numpy_helper.from_array(step.astype(np.float32), scale))
         inputs = [self.node.input[position], scale]
-        along = {"axis": 0} if step.ndim else {}
+        along: dict[str, Any] = {"axis": 0} if step.ndim else {}
         self.nodes.append(helper.make_node("DequantizeLinear", inputs, [made], f"{made}/dequantize", **along))
         return [made]
 
