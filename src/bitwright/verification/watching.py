@@ -5,7 +5,7 @@ So what is watched must leave the outputs as they are, and unrounded what is unr
 with the reason.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,7 +15,23 @@ from bitwright.verification.outputs import as_tensor, difference, magnitude
 from bitwright.verification.runtimes.base import Arrays, Executed, Runtime, Session
 
 _SAME = 1e-6  # a share of an output's magnitude; one step of one value, anywhere, makes more
-_MOST_TRIES = 24
+_MOST_TRIES = 48
+_MOST_BYTES = 2**31  # of files in sessions that are open at once
+
+
+@dataclass
+class View:
+    """A session that gives out some tensors of a file."""
+
+    file: LoadedFile
+    tensors: list[str]
+    session: Session
+
+    def __call__(self, feeds: Mapping[str, np.ndarray]) -> Arrays:
+        """The tensors' values on one batch."""
+        seen = self.session(feeds)
+        names = {t: self.file.output_of(t) for t in self.tensors}
+        return {tensor: seen[name] for tensor, name in names.items() if name in seen}
 
 
 @dataclass
@@ -23,23 +39,18 @@ class Watch:
     """Gives out tensors of a file.
 
     Attributes:
+        views: the sessions that do so, each a part of the tensors.
         fused: tensors that the runtime computes as part of a larger operator, unrounded, with that operator.
         untouched: tensors that the runtime does not compute as usual when watched, with the reason.
     """
 
-    file: LoadedFile
-    tensors: list[str] = field(default_factory=list)
-    session: Session | None = None
+    views: list[View] = field(default_factory=list)
     fused: dict[str, str] = field(default_factory=dict)
     untouched: dict[str, str] = field(default_factory=dict)
 
     def __call__(self, feeds: Mapping[str, np.ndarray]) -> Arrays:
         """The tensors' values on one batch."""
-        if self.session is None:
-            return {}
-        seen = self.session(feeds)
-        names = {t: self.file.output_of(t) for t in self.tensors}
-        return {tensor: seen[name] for tensor, name in names.items() if name in seen}
+        return {tensor: value for view in self.views for tensor, value in view(feeds).items()}
 
 
 class Watcher:
@@ -70,42 +81,57 @@ class Watcher:
         """Watch as many of the tensors as can be."""
         wanted = list(dict.fromkeys(tensors))
         if not wanted:
-            return Watch(self.file)
+            return Watch()
         whole, same = self._try(wanted)
         if same:
-            return whole
-        read = _read_by_fusions(self.nodes, self.executed, self.fused)
-        kept = self._transparent([t for t in wanted if t not in self.fused and t not in read])
-        if kept is None:
-            return whole  # nothing can be watched as it is: the comparison of outputs will tell
+            return Watch([whole])
+        overwritten = _overwritten(self.nodes, self.executed, self.fused)
+        views = self._transparent([t for t in wanted if t not in self.fused and t not in overwritten])
+        views += [view for t in wanted if t in overwritten for view in self._beginning(t)]
+        if not views:
+            return Watch([whole])  # nothing can be watched as it is: the comparison of outputs will tell
+        seen = {t for view in views for t in view.tensors}
         why = f"{self.runtime.name} computes other values while it is watched; what reads it was compared"
-        kept.fused = self.fused
-        kept.untouched = {t: why for t in wanted if t not in self.fused and t not in kept.tensors}
-        return kept
+        return Watch(views, self.fused, {t: why for t in wanted if t not in self.fused and t not in seen})
 
-    def _try(self, tensors: list[str]) -> tuple[Watch, bool]:
+    def _may_try(self) -> bool:
+        return self.tries < _MOST_TRIES and self.tries * self.file.size < _MOST_BYTES
+
+    def _open(self, file: LoadedFile, tensors: list[str]) -> View:
         self.tries += 1
-        file = self.file.watching(tensors)
-        watch = Watch(file, tensors, self.runtime.open(file))
-        seen = watch.session(self.feeds) if watch.session is not None else {}
-        same = all(_same(value, seen.get(name)) for name, value in self.results.items())
-        if same and self.fused:  # what was not rounded must not be rounded now
-            same = _fused(self.nodes, self.runtime.profile(file, self.feeds)).keys() == self.fused.keys()
-        return watch, same
+        return View(file, tensors, self.runtime.open(file))
 
-    def _transparent(self, tensors: list[str]) -> Watch | None:
-        """Watch the tensors, or a part of them found by halving, such that the outputs stay the same."""
-        if not tensors or self.tries > _MOST_TRIES:
-            return None
-        watch, same = self._try(tensors)
-        if same or len(tensors) == 1:
-            return watch if same else None
+    def _try(self, tensors: list[str]) -> tuple[View, bool]:
+        view = self._open(self.file.watching(tensors), tensors)
+        seen = view.session(self.feeds)
+        same = all(_same(value, seen.get(name)) for name, value in self.results.items())
+        return view, same and (not self.fused or self._fuses(view.file, self.fused))
+
+    def _transparent(self, tensors: list[str]) -> list[View]:
+        """Watch the tensors such that the outputs stay the same, all at once or in parts found by halving."""
+        if not tensors or not self._may_try():
+            return []
+        view, same = self._try(tensors)
+        if same:
+            return [view]
+        if len(tensors) == 1:
+            return self._beginning(tensors[0])
         half = len(tensors) // 2
-        parts = [p for p in (self._transparent(tensors[:half]), self._transparent(tensors[half:])) if p is not None]
-        if len(parts) < 2:
-            return parts[0] if parts else None
-        both, same = self._try([t for part in parts for t in part.tensors])
-        return both if same else max(parts, key=lambda part: len(part.tensors))
+        return [*self._transparent(tensors[:half]), *self._transparent(tensors[half:])]
+
+    def _beginning(self, tensor: str) -> list[View]:
+        """Watch a tensor as the result of what comes before it: there, nothing can overwrite it or be fused with it."""
+        count = next((i + 1 for i, node in enumerate(self.nodes) if tensor in node.outputs), 0)
+        file = self.file.beginning(count) if count and self._may_try() else None
+        if file is None or tensor not in file.outputs:
+            return []
+        before = [t for t in self.fused if any(t in node.outputs for node in self.nodes[:count])]
+        view = self._open(file, [tensor])
+        return [view] if tensor in view(self.feeds) and self._fuses(file, before) else []
+
+    def _fuses(self, file: LoadedFile, tensors: Iterable[str]) -> bool:
+        """Whether just these tensors are unrounded in a file: what was not rounded must not be rounded now."""
+        return set(_fused(self.nodes, self.runtime.profile(file, self.feeds))) == set(tensors)
 
 
 def _same(expected: np.ndarray, seen: np.ndarray | None) -> bool:
@@ -129,16 +155,16 @@ def _fused(nodes: list[FileNode], executed: list[Executed]) -> dict[str, str]:
     return found
 
 
-def _read_by_fusions(nodes: list[FileNode], executed: list[Executed], fused: Mapping[str, str]) -> set[str]:
-    """The integers that such an operator reads, which it may overwrite."""
+def _overwritten(nodes: list[FileNode], executed: list[Executed], fused: Mapping[str, str]) -> set[str]:
+    """The integers that such an operator may overwrite: what it reads after the step that is not rounded."""
+    order = {node.name: i for i, node in enumerate(nodes)}
     makers = {output: node for node in nodes for output in node.outputs}
-    by_name = {node.name: node for node in nodes}
-    quantizers = {node.name for node in nodes if node.outputs[0] in fused}
-    read = set()
+    found = set()
     for operator in executed:
-        if quantizers.intersection(operator.nodes):
-            for tensor in (t for n in operator.nodes if n in by_name for t in by_name[n].inputs):
-                maker = makers.get(tensor)
-                if maker is not None and maker.type == "DequantizeLinear":
-                    read.add(maker.inputs[0])
-    return read - set(fused)
+        members = [nodes[i] for i in sorted(order[n] for n in operator.nodes if n in order)]
+        inside = [i for i, node in enumerate(members) if node.type == "QuantizeLinear" and node.outputs[0] in fused]
+        for tensor in (t for node in members[inside[0] + 1 :] for t in node.inputs) if inside else ():
+            maker = makers.get(tensor)
+            if maker is not None and maker.type == "DequantizeLinear":
+                found.add(maker.inputs[0])
+    return found - set(fused)
