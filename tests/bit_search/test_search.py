@@ -135,3 +135,40 @@ def test_wrong_budgets_are_refused():
     bw.reconstruct(model, batches, steps=2)
     with pytest.raises(ConfigError, match="search bits before that"):
         bw.search_bits(model, batches, {"size": 1e6})
+
+
+def test_a_budget_of_latency_against_brute_force():
+    model, batches = calibrated("residual", RECIPE)
+    layers, bits = layers_of(model, ledger_of(model).example), (2, 4, 8)
+    source = torch.Generator().manual_seed(5)
+    table = {layer.name: dict(zip(bits, torch.rand(3, generator=source).tolist(), strict=True)) for layer in layers}
+    damages = []
+    for layer in layers:
+        row = []
+        for b in bits:
+            rules = [{"match": layer.name, "weight": {"bits": b}}]
+            other, data = calibrated("residual", {**RECIPE, "rules": rules})
+            row.append(Damage(other, data, "kl").of([dict(sites(other))[layer.name]]))
+        damages.append(row)
+    rows = [[table[layer.name][b] for b in bits] for layer in layers]
+    limit = sum(sorted(row)[1] for row in rows)
+    result = bw.search_bits(model, batches, {"latency": limit}, bits=bits, latency=table)
+    assert result.latency == pytest.approx(sum(table[name][b] for name, b in result.bits.items()))
+    assert result.latency <= limit * (1 + 1e-9)
+    assert result.damage == pytest.approx(best_of_all(damages, [("latency", rows, limit)]), rel=1e-4)
+
+
+def test_wrong_tables_of_latency():
+    model, batches = calibrated("residual", RECIPE)
+    names = [layer.name for layer in layers_of(model, ledger_of(model).example)]
+    good = {name: {4: 1.0, 8: 2.0} for name in names}
+    wrong = [
+        ({}, "has no 4 bits for '0', only none"),
+        ({**good, "1": {4: 1.0}}, "has '1', which is no layer"),
+        ({**good, "0": {8: 1.0}}, "has no 4 bits for '0', only 8"),
+        ({**good, "0": {4: -1.0, 8: 1.0}}, "a number of seconds, not -1.0"),
+        (None, "needs the table latency="),
+    ]
+    for table, words in wrong:
+        with pytest.raises(ConfigError, match=words):
+            bw.search_bits(model, batches, {"latency": 5.0}, bits=(4, 8), latency=table)

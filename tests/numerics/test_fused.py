@@ -6,7 +6,7 @@ import math
 import torch
 
 from bitwright.numerics import qdq, quantize_dequantize
-from bitwright.numerics.fused import SMALL, Fused
+from bitwright.numerics.fused import SMALL, Fused, repeated
 from tests.numerics.naive import naive
 
 
@@ -74,3 +74,19 @@ def test_what_cannot_be_compiled_runs_eagerly(monkeypatch, caplog):
     assert torch.equal(first, second)
     assert len(caplog.records) == 1
     assert "could not be compiled (RuntimeError: no compiler here); it runs eagerly" in caplog.text
+
+
+def test_work_that_is_repeated_counts_ahead(monkeypatch):
+    monkeypatch.delenv("BITWRIGHT_COMPILE", raising=False)
+    doubled, x = Fused(_doubled), torch.ones(SMALL)
+    doubled(x)
+    with repeated(10):
+        doubled(x)
+    assert doubled._work == 11 * SMALL
+    with repeated(1):
+        doubled(x)
+    assert doubled._work == 12 * SMALL
+
+
+def _doubled(x: torch.Tensor) -> torch.Tensor:
+    return x * 2

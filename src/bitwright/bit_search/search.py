@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 from torch import nn
 
 from bitwright.bit_search.damage import Damage, Metric
+from bitwright.bit_search.latency import seconds_of
 from bitwright.bit_search.layers import FLOAT_BITS, Layer, layers_of
 from bitwright.bit_search.measured import Measured
 from bitwright.bit_search.solve import choose
@@ -21,7 +22,9 @@ from bitwright.recipe import FLOAT, Recipe, Rule, with_bits
 from bitwright.reconstruction.learned import Learned
 from bitwright.spec import QuantSpec
 
-BudgetName = Literal["size", "bit_operations", "damage"]
+BudgetName = Literal["size", "bit_operations", "latency", "damage"]
+Latency = Mapping[str, Mapping[int, float]]
+"""For each layer, the seconds that it takes with each number of bits."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,7 @@ class BitSearch:
         size: bytes of all these weights.
         bit_operations: multiplications for one sample, times the bits of both factors.
         recipe: prepares a model in this way.
+        latency: seconds of all these layers, if they were given.
     """
 
     bits: dict[str, int]
@@ -43,6 +47,7 @@ class BitSearch:
     size: int
     bit_operations: int
     recipe: Recipe
+    latency: float | None = None
 
     def __str__(self) -> str:
         width = max([5, *(len(name) for name in self.bits)])
@@ -62,6 +67,7 @@ def search_bits(
     *,
     bits: Sequence[int] = (2, 3, 4, 6, 8),
     metric: Metric = "kl",
+    latency: Latency | None = None,
     progress: bool | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
     timeout: float = TIMEOUT,
@@ -76,18 +82,25 @@ def search_bits(
         model: what ``calibrate`` returned; its weight quantizers get the specs that were chosen.
         batches: data as for ``calibrate``.
         budget: limits by name: ``"size"``, bytes of all these weights; ``"bit_operations"``, multiplications for a
-            sample times the bits of weight and input; ``"damage"``, the most that the damages of all layers may add up
+            sample times the bits of weight and input; ``"latency"``, seconds by the table of that name; ``"damage"``,
+            the most that the damages of all layers may add up
             to. For layers to skip, give a damage and ``bits=(4, 32)``: 32 stands for float.
         bits: the numbers of bits to choose from; those that the backend does not have are refused.
         metric: as for :func:`bitwright.sensitivity`.
+        latency: the seconds that each layer takes with each number of bits, measured where the model will run:
+            ``{"conv1": {4: 1.2e-4, 8: 2.0e-4}, …}``.
         progress: show a progress bar; by default only on a terminal.
         checkpoint: as for :func:`bitwright.sensitivity`; written after each number of bits of each layer. Another
             budget and other bits may use the same.
         timeout: how long a rank waits for the others, in seconds.
     """
     _check(budget, bits, metric)
+    if ("latency" in budget) != (latency is not None):
+        raise ConfigError(
+            "a budget of latency needs the table latency={layer: {bits: seconds}}, and the other way round"
+        )
     with all_ranks(timeout) as ranks:
-        return _search(model, Damage(model, batches, metric, ranks), budget, bits, progress, checkpoint)
+        return _search(model, Damage(model, batches, metric, ranks), budget, bits, latency, progress, checkpoint)
 
 
 def _search(
@@ -95,16 +108,18 @@ def _search(
     damage: Damage,
     budget: Mapping[BudgetName, float],
     bits: Sequence[int],
+    latency: Latency | None,
     progress: bool | None,
     checkpoint: str | os.PathLike[str] | None,
 ) -> BitSearch:
     ledger = ledger_of(model)
     layers = _integer_layers(model, ledger)
+    seconds = None if latency is None else seconds_of([layer.name for layer in layers], bits, latency)
     specs = {layer: [_spec(layer, b, ledger) for b in bits] for layer in layers}
     known = Measured(damage, "bits", checkpoint)
     shown = track(layers, "measuring", show=progress)
     damages = [_damages(layer, dict(zip(bits, specs[layer], strict=True)), damage, known) for layer in shown]
-    options = dict(zip(layers, _choose(layers, bits, damages, budget), strict=True))
+    options = dict(zip(layers, _choose(layers, bits, damages, seconds, budget), strict=True))
     chosen = {layer: specs[layer][option] for layer, option in options.items()}
     _apply(chosen)
     return BitSearch(
@@ -114,6 +129,7 @@ def _search(
         sum(layer.size(bits[option]) for layer, option in options.items()),
         sum(layer.bit_operations(bits[option]) for layer, option in options.items()),
         _recipe(ledger, chosen),
+        None if seconds is None else sum(row[i] for row, i in zip(seconds, options.values(), strict=True)),
     )
 
 
@@ -207,11 +223,16 @@ def _apply(chosen: Mapping[Layer, QuantSpec | None]) -> None:
 
 
 def _choose(
-    layers: Sequence[Layer], bits: Sequence[int], damages: list[list[float]], budget: Mapping[BudgetName, float]
+    layers: Sequence[Layer],
+    bits: Sequence[int],
+    damages: list[list[float]],
+    seconds: list[list[float]] | None,
+    budget: Mapping[BudgetName, float],
 ) -> list[int]:
     tables = {
         "size": [[float(layer.size(b)) for b in bits] for layer in layers],
         "bit_operations": [[float(layer.bit_operations(b)) for b in bits] for layer in layers],
+        "latency": seconds or [],
         "damage": [[max(d, 0.0) for d in row] for row in damages],
     }
     aim = "damage" if "damage" not in budget else "size"

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from bitwright.methods.adaround import fraction
+from bitwright.numerics.fused import repeated
 from bitwright.quantizer import TensorQuantizer
 from bitwright.reconstruction.learned import LearnedScale, LearnedWeight
 from bitwright.reconstruction.losses import distance, prediction_gap, undecided
@@ -78,30 +80,37 @@ class Lesson:
         keep: float,
         source: torch.Generator,
     ) -> int:
-        settings, call = self.settings, self.call
+        settings = self.settings
         optimizer, rates = _optimizer(weights, scales, settings)
         if optimizer is None:
             return 0
         strength = settings.rounding_weight / max(sum(w.rounding.numel() for w in weights), 1)
         for step in range(steps):
-            sample = self.samples.draw(settings.batch_size, source)
-            results = call(*_mixed(sample, keep))
-            terms = distance(results, sample.targets, self.importance)
-            loss = sum((t * p for t, p in zip(terms, self.share, strict=True)), start=torch.zeros(()))
-            if self.gap and self.samples.rest is not None:
-                predicted = self.samples.rest(results, sample.others)
-                loss = loss + prediction_gap(predicted, sample.predictions, settings.temperature) * self.gap
+            with repeated(steps) if step == 0 else nullcontext():
+                loss = self._loss(keep, source)
             beta = settings.beta_at(step, steps) if weights else None
             if beta is not None:
                 loss = loss + undecided(weights, beta) * (strength * settings.pressure(step, steps))
             optimizer.zero_grad()
-            loss.backward()
+            with repeated(steps) if step == 0 else nullcontext():
+                loss.backward()
             for group, rate in rates:
                 group["lr"] = rate * 0.5 * (1.0 + math.cos(math.pi * step / steps))
             optimizer.step()
             if beta is not None and step % _LOOK_EVERY == 0 and not scales and _decided(weights):
                 return step + 1
         return steps
+
+    def _loss(self, keep: float, source: torch.Generator) -> Tensor:
+        """The error of the unit's results on some samples, and of the predictions if they count."""
+        sample = self.samples.draw(self.settings.batch_size, source)
+        results = self.call(*_mixed(sample, keep))
+        terms = distance(results, sample.targets, self.importance)
+        loss = sum((t * p for t, p in zip(terms, self.share, strict=True)), start=torch.zeros(()))
+        if self.gap and self.samples.rest is not None:
+            predicted = self.samples.rest(results, sample.others)
+            loss = loss + prediction_gap(predicted, sample.predictions, self.settings.temperature) * self.gap
+        return loss
 
 
 def _optimizer(
