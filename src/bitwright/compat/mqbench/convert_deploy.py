@@ -10,11 +10,23 @@ from torch import nn
 from bitwright.compat.ends import rename_ends
 from bitwright.compat.mqbench.backend_type import BackendType
 from bitwright.compat.mqbench.utils.logger import logger
-from bitwright.errors import ConfigError
+from bitwright.errors import ConfigError, ExportError
 from bitwright.exporting import export
+from bitwright.files import atomic_write
 from bitwright.preparation import ledger_of
 
 _EXTRA = ("input_names", "output_names", "dynamic_axes")
+_CLEAN, _RANGES = "_deploy_model", "_clip_ranges.json"
+# For each target with a file of ranges: Bitwright's format, and how MQBench calls the float model and the ranges.
+_BUNDLES = {
+    "tensorrt": ("tensorrt-ranges", _CLEAN, _RANGES),
+    "snpe": ("qualcomm-0.6.1", _CLEAN, _RANGES),
+    "pplw8a16": ("ppl", _CLEAN, _RANGES),
+    "pplcuda": ("ppl", _CLEAN, _RANGES),
+    "vitis": ("vitis", _CLEAN, _RANGES),
+    "tengine_u8": ("tengine", "_for_tengine", "_for_tengine.scale"),
+    "stpu": ("stpu", "_for_stpu", "_stpu_minmax.json"),
+}
 
 
 def convert_deploy(
@@ -29,6 +41,11 @@ def convert_deploy(
 ) -> Path:
     """Write ``<output_path>/<model_name>.onnx``, with QuantizeLinear and DequantizeLinear.
 
+    For Tensorrt, SNPE, PPL, Vitis, Tengine and STPU the float model and its ranges are written, too, as
+    ``<model_name>_deploy_model.onnx`` and ``<model_name>_clip_ranges.json`` (``_for_tengine.onnx`` and
+    ``_for_tengine.scale``, ``_for_stpu.onnx`` and ``_stpu_minmax.json``). A format that cannot hold the model's ranges
+    is left out, and a warning says why.
+
     Args:
         model: a prepared and calibrated model; it is left untouched.
         backend_type: the target it was prepared for.
@@ -40,7 +57,7 @@ def convert_deploy(
         extra_kwargs: ``input_names``, ``output_names``, and ``dynamic_axes``, which lets the batch size vary.
 
     Returns:
-        The file.
+        The file with QuantizeLinear and DequantizeLinear, which has all scales.
     """
     target, own = BackendType.read(backend_type), ledger_of(model).backend.name
     if target.value != own:
@@ -54,11 +71,32 @@ def convert_deploy(
     folder = Path(output_path)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{model_name}.onnx"
-    export(model, path, dummy_input, dynamic_shapes=bool(extra_kwargs.get("dynamic_axes")), format="onnx")
+    dynamic = bool(extra_kwargs.get("dynamic_axes"))
+    export(model, path, dummy_input, dynamic_shapes=dynamic, format="onnx")
     names = extra_kwargs.get("input_names") or (list(input_shape_dict) if input_shape_dict else None)
     rename_ends(path, names, extra_kwargs.get("output_names"))
-    logger.info("%s is written: Q/DQ, which holds all scales; there are no files besides", path)
+    logger.info("%s is written", path)
+    if target.value in _BUNDLES:
+        _write_bundle(model, folder / model_name, dummy_input, dynamic, *_BUNDLES[target.value])
     return path
+
+
+def _write_bundle(
+    model: nn.Module, stem: Path, inputs: Any, dynamic: bool, format: str, clean: str, ranges: str
+) -> None:
+    """Write the float model and the ranges, these under MQBench's name besides the format's own."""
+    target = stem.with_name(f"{stem.name}{clean}.onnx")
+    try:
+        written = export(model, target, inputs, dynamic_shapes=dynamic, format=format)
+    except ExportError as error:
+        logger.warning("%s is not written: %s", target, error)
+        return
+    named = stem.with_name(f"{stem.name}{ranges}")
+    beside = written.files[-1]
+    if named != beside:
+        with atomic_write(named) as part:
+            part.write_bytes(beside.read_bytes())
+    logger.info("%s and %s are written", target, named)
 
 
 def convert_onnx(model: nn.Module, *args: Any, **kwargs: Any) -> Path:
