@@ -172,3 +172,43 @@ def test_wrong_tables_of_latency():
     for table, words in wrong:
         with pytest.raises(ConfigError, match=words):
             bw.search_bits(model, batches, {"latency": 5.0}, bits=(4, 8), latency=table)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("paired", ["", "damage"])
+def test_pairs_against_brute_force(seed, paired):
+    source = torch.Generator().manual_seed(seed)
+
+    def table(count=5):
+        return torch.rand(count, 3, generator=source).tolist()
+
+    costs, damages = table(), table()
+    pairs = [(i, i + 1, (torch.rand(3, 3, generator=source) - 0.5).tolist()) for i in range(4)]
+    every = list(product(range(3), repeat=5))
+
+    def alone(rows, options):
+        return sum(row[i] for row, i in zip(rows, options, strict=True))
+
+    def together(options):
+        return sum(t[options[i]][options[j]] for i, j, t in pairs)
+
+    if paired:
+        limit = sorted(alone(damages, o) + together(o) for o in every)[60]
+        best = min(alone(costs, o) for o in every if alone(damages, o) + together(o) <= limit)
+        found = choose(costs, [("damage", damages, limit)], pairs, paired)
+        assert alone(damages, found) + together(found) <= limit + 1e-6
+        assert alone(costs, found) == pytest.approx(best, abs=1e-6)
+    else:
+        best = min(alone(costs, o) + together(o) for o in every if alone(damages, o) <= 2.5)
+        found = choose(costs, [("size", damages, 2.5)], pairs)
+        assert alone(costs, found) + together(found) == pytest.approx(best, abs=1e-6)
+
+
+def test_interactions_of_neighbours_are_measured():
+    model, batches = calibrated("residual", RECIPE)
+    layers, bits = layers_of(model, ledger_of(model).example), (2, 8)
+    limit = sum(layer.size(8) for layer in layers) - 1
+    plain = bw.search_bits(copy.deepcopy(model), batches, {"size": limit}, bits=bits)
+    found = bw.search_bits(model, batches, {"size": limit}, bits=bits, interactions=True)
+    assert found.size <= limit
+    assert found.damage != plain.damage  # neighbours do not add up exactly

@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import Any, Literal, get_args
 
 from torch import nn
@@ -12,7 +13,7 @@ from bitwright.bit_search.damage import Damage, Metric
 from bitwright.bit_search.latency import seconds_of
 from bitwright.bit_search.layers import FLOAT_BITS, Layer, layers_of
 from bitwright.bit_search.measured import Measured
-from bitwright.bit_search.solve import choose
+from bitwright.bit_search.solve import Pair, choose
 from bitwright.calibration import make_room_for_bias
 from bitwright.distributed import TIMEOUT, all_ranks
 from bitwright.errors import ConfigError, suggest
@@ -68,6 +69,7 @@ def search_bits(
     bits: Sequence[int] = (2, 3, 4, 6, 8),
     metric: Metric = "kl",
     latency: Latency | None = None,
+    interactions: bool = False,
     progress: bool | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
     timeout: float = TIMEOUT,
@@ -89,6 +91,8 @@ def search_bits(
         metric: as for :func:`bitwright.sensitivity`.
         latency: the seconds that each layer takes with each number of bits, measured where the model will run:
             ``{"conv1": {4: 1.2e-4, 8: 2.0e-4}, …}``.
+        interactions: measure also what layers that follow each other do together, for each choice of bits of the two,
+            and take that into account; with b numbers of bits, b² more passes for each pair.
         progress: show a progress bar; by default only on a terminal.
         checkpoint: as for :func:`bitwright.sensitivity`; written after each number of bits of each layer. Another
             budget and other bits may use the same.
@@ -100,7 +104,9 @@ def search_bits(
             "a budget of latency needs the table latency={layer: {bits: seconds}}, and the other way round"
         )
     with all_ranks(timeout) as ranks:
-        return _search(model, Damage(model, batches, metric, ranks), budget, bits, latency, progress, checkpoint)
+        return _search(
+            model, Damage(model, batches, metric, ranks), budget, bits, latency, interactions, progress, checkpoint
+        )
 
 
 def _search(
@@ -109,6 +115,7 @@ def _search(
     budget: Mapping[BudgetName, float],
     bits: Sequence[int],
     latency: Latency | None,
+    interactions: bool,
     progress: bool | None,
     checkpoint: str | os.PathLike[str] | None,
 ) -> BitSearch:
@@ -119,12 +126,13 @@ def _search(
     known = Measured(damage, "bits", checkpoint)
     shown = track(layers, "measuring", show=progress)
     damages = [_damages(layer, dict(zip(bits, specs[layer], strict=True)), damage, known) for layer in shown]
-    options = dict(zip(layers, _choose(layers, bits, damages, seconds, budget), strict=True))
+    pairs = _pairs(layers, specs, bits, damages, damage, known) if interactions else []
+    options = dict(zip(layers, _choose(layers, bits, damages, seconds, budget, pairs), strict=True))
     chosen = {layer: specs[layer][option] for layer, option in options.items()}
     _apply(chosen)
     return BitSearch(
         {layer.name: bits[option] for layer, option in options.items()},
-        sum(row[option] for row, option in zip(damages, options.values(), strict=True)),
+        _added_up(damages, pairs, list(options.values())),
         damage.of([layer.site.quantizer for layer in layers]),
         sum(layer.size(bits[option]) for layer, option in options.items()),
         sum(layer.bit_operations(bits[option]) for layer, option in options.items()),
@@ -228,6 +236,7 @@ def _choose(
     damages: list[list[float]],
     seconds: list[list[float]] | None,
     budget: Mapping[BudgetName, float],
+    pairs: Sequence[Pair],
 ) -> list[int]:
     tables = {
         "size": [[float(layer.size(b)) for b in bits] for layer in layers],
@@ -236,7 +245,48 @@ def _choose(
         "damage": [[max(d, 0.0) for d in row] for row in damages],
     }
     aim = "damage" if "damage" not in budget else "size"
-    return choose(tables[aim], [(name, tables[name], float(limit)) for name, limit in budget.items()])
+    limits = [(name, tables[name], float(limit)) for name, limit in budget.items()]
+    return choose(tables[aim], limits, pairs, "" if aim == "damage" else "damage")
+
+
+def _pairs(
+    layers: Sequence[Layer],
+    specs: Mapping[Layer, list[QuantSpec | None]],
+    bits: Sequence[int],
+    damages: list[list[float]],
+    damage: Damage,
+    known: Measured,
+) -> list[Pair]:
+    """What each layer and the next do together beyond the sum of what they do alone, for all their bits."""
+    found: list[Pair] = []
+    for i, (one, two) in enumerate(pairwise(layers)):
+        table = [
+            [
+                known.get(f"{one.name}:{bits[a]}+{two.name}:{bits[b]}", partial(_together, {one: x, two: y}, damage))
+                - max(damages[i][a], 0.0)
+                - max(damages[i + 1][b], 0.0)
+                for b, y in enumerate(specs[two])
+            ]
+            for a, x in enumerate(specs[one])
+        ]
+        found.append((i, i + 1, table))
+    return found
+
+
+def _together(chosen: Mapping[Layer, QuantSpec | None], damage: Damage) -> float:
+    formers = {layer: _Former(layer) for layer in chosen}
+    try:
+        for layer, spec in chosen.items():
+            formers[layer].change(spec)
+        return damage.of([layer.site.quantizer for layer in chosen])
+    finally:
+        for former in formers.values():
+            former.restore()
+
+
+def _added_up(damages: list[list[float]], pairs: Sequence[Pair], options: list[int]) -> float:
+    alone = [row[option] for row, option in zip(damages, options, strict=True)]
+    return sum(alone) + sum(table[options[i]][options[j]] for i, j, table in pairs)
 
 
 def _recipe(ledger: Ledger, chosen: Mapping[Layer, QuantSpec | None]) -> Recipe:

@@ -11,32 +11,39 @@ Table = Sequence[Sequence[float]]
 """For each layer, a number for each of its options."""
 
 
-def choose(costs: Table, limits: Sequence[tuple[str, Table, float]]) -> list[int]:
+Pair = tuple[int, int, Table]
+"""Two layers by their numbers, and what each option of the first adds with each option of the second."""
+
+
+def choose(
+    costs: Table, limits: Sequence[tuple[str, Table, float]], pairs: Sequence[Pair] = (), paired: str = ""
+) -> list[int]:
     """The option of each layer with the least sum of ``costs``, where each limited sum is at most its limit.
 
     Args:
         costs: what is to be least.
         limits: the name, the numbers and the limit of each sum.
+        pairs: what options of two layers add together, to the limited sum named ``paired``, else to the costs.
+        paired: the sum that pairs add to.
     """
     optimize = require("scipy.optimize", "search", "choosing bits under a budget")
     sizes = [len(row) for row in costs]
-    owner = np.repeat(np.arange(len(sizes)), sizes)
-    one_each = (owner[None, :] == np.arange(len(sizes))[:, None]).astype(float)
-    constraints = [optimize.LinearConstraint(one_each, 1.0, 1.0)]
+    extra = [float(value) for _, _, table in pairs for row in table for value in row]
+    none = np.zeros(len(extra))
+    constraints = [optimize.LinearConstraint(rows, low, low) for rows, low in _structure(sizes, pairs)]
     for name, table, limit in limits:
         least = sum(min(row) for row in table)
-        if least > limit:
+        if least > limit and name != paired:
             raise ConfigError(f"no choice of bits keeps {name} at {limit:.6g}: the least possible is {least:.6g}")
-        numbers = np.concatenate([np.asarray(row, float) for row in table])
+        numbers = np.concatenate([*(np.asarray(row, float) for row in table), extra if name == paired else none])
         scale = max(float(np.abs(numbers).max()), 1e-300)  # sums of bytes and of damages differ by many powers of ten
         constraints.append(optimize.LinearConstraint(numbers[None, :] / scale, -np.inf, limit / scale))
-    flat = np.concatenate([np.asarray(row, float) for row in costs])
+    flat = np.concatenate([*(np.asarray(row, float) for row in costs), none if paired else extra])
     scale = max(float(np.abs(flat).max()), 1e-300)
-    ones = np.ones(len(flat))
     solved = optimize.milp(
         flat / scale,
         constraints=constraints,
-        integrality=ones,
+        integrality=np.ones(len(flat)),
         bounds=optimize.Bounds(0, 1),
         options={"mip_rel_gap": 0.0},
     )
@@ -45,3 +52,22 @@ def choose(costs: Table, limits: Sequence[tuple[str, Table, float]]) -> list[int
     chosen = np.round(solved.x).astype(bool)
     starts = np.cumsum([0, *sizes])
     return [int(np.flatnonzero(chosen[a:b])[0]) for a, b in pairwise(starts)]
+
+
+def _structure(sizes: Sequence[int], pairs: Sequence[Pair]) -> list[tuple[np.ndarray, float]]:
+    """One option for each layer, and for each pair the variable of just the two options that are chosen."""
+    owner, starts = np.repeat(np.arange(len(sizes)), sizes), np.cumsum([0, *sizes])
+    one_each = (owner[None, :] == np.arange(len(sizes))[:, None]).astype(float)
+    total = len(owner) + sum(sizes[i] * sizes[j] for i, j, _ in pairs)
+    rows = [(np.pad(one_each, ((0, 0), (0, total - len(owner)))), 1.0)]
+    begin = len(owner)
+    for i, j, _ in pairs:
+        shape = sizes[i], sizes[j]
+        numbers = begin + np.arange(shape[0] * shape[1]).reshape(shape)
+        for layer, table in ((i, numbers), (j, numbers.T)):
+            linked = np.zeros((len(table), total))
+            for option, mine in enumerate(table):
+                linked[option, mine], linked[option, starts[layer] + option] = 1.0, -1.0
+            rows.append((linked, 0.0))
+        begin += numbers.size
+    return rows
