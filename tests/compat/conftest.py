@@ -1,16 +1,17 @@
-"""The model and the input that the tests here share."""
+"""The model and the input that the tests of MQBench's and Sparsebit's names share."""
+
+import importlib
 
 import pytest
 import torch
 from torch import nn
 
-from tests.compat.mqbench.nets import Net
-
 
 @pytest.fixture
-def model():
+def model(request):
+    """The ``Net`` of the folder's ``nets``, with BatchNorms that have seen something."""
     torch.manual_seed(0)
-    made = Net().eval()
+    made = importlib.import_module(f"{request.module.__package__}.nets").Net().eval()
     with torch.no_grad():
         for module in made.modules():
             if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
