@@ -1,5 +1,8 @@
 """Rewrites of a deployed graph: what a runtime needs to see, and what it need not compute."""
 
+from operator import getitem
+
+import torch
 from torch import fx, nn
 
 from bitwright.exporting.modules import DeployedFunction
@@ -93,7 +96,7 @@ def guard(model: CapturedModel, modules: Modules) -> None:
             for source in node.all_input_nodes:
                 if facts(source).tensor is not None:
                     _guard(model, source, [node])
-        elif _scaled_twice(node, modules):
+        elif any(wrong(node, modules) for wrong in _WRONG_AFTER):
             _guard(model, node, list(node.users))
         elif _is_float_layer(node, modules) and _becomes_quantized(node, modules):
             for source in [each for each in node.all_input_nodes if _is_quantized(each, modules)]:
@@ -150,6 +153,25 @@ def _scaled_twice(node: fx.Node, modules: Modules) -> bool:
         return False
     weight, bias = module.folded_weight()
     return bias is None and weight.ndim > 2
+
+
+def _rounded_average(node: fx.Node, modules: Modules) -> bool:
+    """Whether OpenVINO (2026.4) would round an average that stays float: arithmetic or padding reads it."""
+    kind = operator_of(node, modules)
+    if kind is None or "avg_pool" not in kind.name:
+        return False
+    return not all(isinstance(_module(user, modules), TensorQuantizer) for user in node.users)
+
+
+def _clipped_extreme(node: fx.Node, modules: Modules) -> bool:
+    """Whether OpenVINO (2026.4) would clip a largest value at 0: a quantizer reads it, which it makes part of it."""
+    source = node.args[0] if node.args and node.target in (getattr, getitem) else node
+    reduces = isinstance(source, fx.Node) and source.target in _EXTREMES
+    return reduces and any(isinstance(_module(user, modules), TensorQuantizer) for user in node.users)
+
+
+_EXTREMES = {torch.amax, torch.amin, torch.max, torch.min, "amax", "amin", "max", "min"}
+_WRONG_AFTER = (_scaled_twice, _rounded_average, _clipped_extreme)
 
 
 def _guard(model: CapturedModel, tensor: fx.Node, users: list[fx.Node]) -> None:

@@ -26,7 +26,8 @@ class _Geometry(QuantLayer):
 class _QuantConv(_Geometry):
     def arrange(self, x: Tensor) -> Tensor:
         """Pad with values of the input, where the padding mode says so."""
-        return x if self.padding_mode == "zeros" else F.pad(x, padding_edges(self), mode=self.padding_mode)
+        edges = [] if self.padding_mode == "zeros" else padding_edges(self)
+        return F.pad(x, edges, mode=self.padding_mode) if any(edges) else x
 
     def compute(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         conv = _CONV[weight.ndim - 2]

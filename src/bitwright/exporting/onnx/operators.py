@@ -1,4 +1,4 @@
-"""Operators whose arguments torch's exporter loses or writes so that runtimes refuse them: pools and circular padding.
+"""Operators that torch's exporter writes wrongly, or so that runtimes refuse them: pools, padding, pieces, 3-D layers.
 
 In ``ceil_mode`` torch lets the last window reach beyond the padding, unless it would begin there. ONNX computes other
 sizes, so the file has more padding at the end instead:
@@ -9,16 +9,24 @@ sizes, so the file has more padding at the end instead:
 Padding counts in an average if ``count_include_pad`` says so; what is beyond it never does.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import onnx_ir as ir
 import torch
+from onnxscript.function_libs.torch_lib.ops.core import (
+    aten_conv3d,
+    aten_convolution,
+    aten_split,
+    aten_split_with_sizes,
+)
 from onnxscript.function_libs.torch_lib.ops.nn import aten_pad
 
 Translation = Callable[..., Any]
 _FAR = 2**62
+_LOWEST = torch.finfo(torch.float32).min
 
 
 def operator_translations(op: Any) -> dict[Translation, Translation]:  # noqa: ANN401
@@ -27,8 +35,13 @@ def operator_translations(op: Any) -> dict[Translation, Translation]:  # noqa: A
     def pad(x: Any, pad: Sequence[Any], mode: str = "constant", value: float | None = None) -> Any:  # noqa: ANN401
         return _pad_around(op, x, pad) if mode == "circular" else aten_pad(x, pad, mode, value)
 
-    table: dict[Translation, Translation] = {torch.ops.aten.pad.default: pad}
     aten = torch.ops.aten
+    table: dict[Translation, Translation] = {
+        aten.pad.default: pad,
+        aten.conv3d.default: _conv3d,
+        aten.split.Tensor: _split(op, aten_split),
+        aten.split_with_sizes.default: _split(op, aten_split_with_sizes),
+    }
     for rank, averages, largest in (
         (1, aten.avg_pool1d, aten.max_pool1d),
         (2, aten.avg_pool2d, aten.max_pool2d),
@@ -37,6 +50,32 @@ def operator_translations(op: Any) -> dict[Translation, Translation]:  # noqa: A
         table[averages.default] = _average(op, rank)
         table[largest.default] = _largest(op, rank)
     return table
+
+
+def _conv3d(x: Any, weight: Any, bias: Any = None, *settings: Any, **named: Any) -> Any:  # noqa: ANN401
+    """Leave out a bias that is not there: torch's exporter makes a matrix of zeros in its place."""
+    if bias is not None:
+        return aten_conv3d(x, weight, bias, *settings, **named)
+    given = {**dict(zip(("stride", "padding", "dilation", "groups"), settings, strict=False)), **named}
+    return aten_convolution(x, weight, None, **{key: given[key] for key in given if key != "transposed"})
+
+
+def _split(op: Any, otherwise: Translation) -> Translation:  # noqa: ANN401
+    """Write the pieces of a tensor as slices: OpenVINO knows no sequences, as torch's exporter makes them."""
+
+    def split(x: Any, sizes: Any, dim: int = 0) -> Any:  # noqa: ANN401
+        whole = x.shape[dim]
+        if isinstance(sizes, int):
+            if not isinstance(whole, int):
+                raise ValueError("a split into equal pieces needs a fixed size: how many there are depends on it")
+            sizes = [min(sizes, whole - at) for at in range(0, whole, sizes)]
+        if not isinstance(sizes, Sequence) or not all(isinstance(size, int) for size in sizes):
+            return otherwise(x, sizes, dim)
+        ends = list(itertools.accumulate(sizes, initial=0))
+        bounds = [[op.Constant(value_ints=[at]) for at in pair] for pair in itertools.pairwise(ends)]
+        return tuple(op.Slice(x, first, end, op.Constant(value_ints=[dim])) for first, end in bounds)
+
+    return split
 
 
 def _average(op: Any, rank: int) -> Translation:  # noqa: ANN401
@@ -119,7 +158,7 @@ class _Windows:
         """Pad by what the last windows reach beyond the padding, with values that are never the largest."""
         fixed = [0] * (len(x.shape) - len(self.beyond))
         pads = op.Constant(value_ints=[*fixed, *(0 for _ in self.beyond), *fixed, *self.beyond])
-        lowest = op.Constant(value_float=torch.finfo(torch.float32).min)
+        lowest = op.Constant(value_float=_LOWEST)
         return op.Pad(op.Max(x, lowest), pads, lowest)  # behind Max, OpenVINO does not take it for an integer
 
     def all_to_counted(self) -> torch.Tensor:
