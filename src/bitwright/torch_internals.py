@@ -27,6 +27,8 @@ COMPILED_CALL = "_compiled_call_impl"
 HOOKS = tuple(name for name, value in vars(nn.Module()).items() if "hook" in name and isinstance(value, dict))
 """The attributes in which a module keeps its hooks."""
 
+_IN_EVERY_MODULE = frozenset(vars(nn.Module()))
+
 _CHECKS: dict[str, Callable[[], bool]] = {}
 
 
@@ -80,6 +82,11 @@ def _version() -> bool:
 
 
 # ------------------------------------------------------------------------------------------------- modules
+
+
+def users_attributes(module: nn.Module) -> list[tuple[str, Any]]:
+    """The attributes of a module but for those that torch gives to every one, such as its parameters and hooks."""
+    return [(name, value) for name, value in vars(module).items() if name not in _IN_EVERY_MODULE]
 
 
 def has_hooks(module: nn.Module) -> bool:

@@ -1,7 +1,6 @@
 import copy
 import pathlib
 import re
-from dataclasses import FrozenInstanceError
 
 import pytest
 import torch
@@ -54,9 +53,9 @@ def test_a_node_that_takes_over_facts_does_not_share_later_changes(model):
 
 def test_facts_have_one_writer_and_no_unknown_fields(model):
     node = next(iter(model.graph.nodes))
-    with pytest.raises(FrozenInstanceError):
+    with pytest.raises(AttributeError):
         facts(node).scope = "a"
-    with pytest.raises(TypeError, match="shapes"):
+    with pytest.raises((TypeError, ValueError), match="shapes"):
         set_facts(node, shapes=(1,))
 
 

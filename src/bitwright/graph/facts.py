@@ -1,6 +1,6 @@
 """Facts: what is known of each node of a graph, typed, read by ``facts`` and written by ``set_facts`` alone."""
 
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import fx
@@ -9,19 +9,17 @@ _KEY = "bitwright"  # in ``node.meta``, which fx copies with the node
 _PLAIN = (bool, int, float, str, type(None), torch.Size, torch.dtype, torch.device)
 
 
-@dataclass(frozen=True, slots=True)
-class TensorInfo:
+class TensorInfo(NamedTuple):
     """Shape and dtype of a tensor seen on the example inputs."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
+class Facts(NamedTuple):
     """What capture, or whatever made a node, knows of it.
 
-    Frozen: fx copies a node's ``meta`` shallowly, so copies of a node share one object.
+    Immutable: fx copies a node's ``meta`` shallowly, so copies of a node share one object.
 
     Attributes:
         tensor: shape and dtype of the result, if it is one tensor.
@@ -61,8 +59,7 @@ def has_facts(node: fx.Node) -> bool:
 
 def set_facts(node: fx.Node, **changes: object) -> None:
     """Change some of the facts of one node; nodes that it was copied from or to keep theirs."""
-    known = node.meta.get(_KEY)
-    node.meta[_KEY] = Facts(**changes) if known is None else replace(known, **changes)  # pyrefly: ignore
+    node.meta[_KEY] = facts(node)._replace(**changes)  # pyrefly: ignore
 
 
 def set_value(node: fx.Node, value: object, **more: object) -> None:

@@ -93,7 +93,7 @@ class CapturedModel(fx.GraphModule):
         """The module of that name; graphs ask this often, so the usual case takes the short way."""
         module: nn.Module = self
         for part in target.split(".") if target else ():
-            found = module.__dict__["_modules"].get(part)
+            found = module._modules.get(part)
             if found is None:
                 return super().get_submodule(target)
             module = found

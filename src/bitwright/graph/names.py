@@ -1,7 +1,7 @@
 """Names in a model: of nodes, of what they call and read, and of what is added to it."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from torch import fx, nn
 
@@ -80,9 +80,9 @@ def container(model: nn.Module, path: list[str]) -> nn.Module:
     """The module at a path, with empty ones made on the way where there are none."""
     parent = model
     for part in path:
-        if part not in parent._modules:
+        if parent._modules.get(part) is None:
             parent.add_module(part, nn.Module())
-        parent = parent.get_submodule(part)
+        parent = cast(nn.Module, parent._modules[part])
     return parent
 
 

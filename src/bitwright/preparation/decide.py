@@ -48,7 +48,7 @@ def _describe(
 ) -> Decision:
     """What is known of a call before it is judged."""
     kind = operator.name if operator else _plain_name(node, module)
-    rule = job.recipe.rule_for(job.targets.of_node(node, region.path, kind))
+    rule = job.rule_for(node, region.path, kind)
     recipe = job.recipe_for(rule, first_or_last=first_or_last)
     name = region.named(node_name(node))
     if facts(node).leaf:

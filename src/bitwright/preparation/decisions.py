@@ -1,7 +1,6 @@
 """Decisions: one table per graph of how each operator computes, what was asked for it, and what it got."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, NamedTuple, Self
 
@@ -37,8 +36,7 @@ class Judgement(NamedTuple):
 FLOAT = Judgement(Verdict.FLOAT)
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(NamedTuple):
     """What was decided for one operator.
 
     Attributes:
@@ -58,7 +56,7 @@ class Decision:
     name: str
     kind: str
     operator: Operator | None = None
-    recipe: OperatorRecipe = field(default_factory=OperatorRecipe)
+    recipe: OperatorRecipe = OperatorRecipe()
     rule: Rule | None = None
     custom: type[Any] | None = None
     first_or_last: bool = False
@@ -153,7 +151,7 @@ class Decisions:
 
     def judge(self, node: fx.Node | str, judgement: Judgement) -> None:
         name = node if isinstance(node, str) else node.name
-        self._by_node[name] = replace(self._by_node[name], judgement=judgement)
+        self._by_node[name] = self._by_node[name]._replace(judgement=judgement)
 
     def keep_with(self, model: nn.Module) -> None:
         """Store the table with the model; copies of the model have it, too."""

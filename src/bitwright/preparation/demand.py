@@ -62,6 +62,7 @@ class Demand:
         self.requests: dict[Key, _Request] = {}
         self.of_tensor: dict[fx.Node, list[Key]] = defaultdict(list)
         self.parent: dict[Key, Key] = {}
+        self._texts: dict[int, str] = {}
 
     def walk(self, tensor: fx.Node) -> tuple[fx.Node, fx.Node | None]:
         """Go from a tensor back over operators that only move values, to where the values come into being."""
@@ -93,19 +94,19 @@ class Demand:
             if edge.source in self.by_hand and edge.carrier is carrier:
                 edge.key = (edge.source, "")
             elif not edge.recipe.floating:
-                edge.key = (edge.source if carrier else edge.tensor, _text(edge.recipe))
+                edge.key = (edge.source if carrier else edge.tensor, self._text(edge.recipe))
                 self._ask(edge.key, edge.recipe).users.add(carrier or edge.user)
 
     def _find_divided(self) -> set[fx.Node]:
         asked: dict[fx.Node, set[str]] = defaultdict(set)
         for edge in self.edges:
             if edge.carrier is not None:
-                asked[edge.carrier].add(_text(edge.recipe))
+                asked[edge.carrier].add(self._text(edge.recipe))
         return {carrier for carrier, texts in asked.items() if len(texts) > 1}
 
     def output(self, tensor: fx.Node, recipe: TensorRecipe) -> Key:
         """Ask for a result, for all its users."""
-        key = (tensor, _text(recipe))
+        key = (tensor, self._text(recipe))
         self._ask(key, recipe).users.update(tensor.users)
         return key
 
@@ -126,6 +127,12 @@ class Demand:
             self.of_tensor[key[0]].append(key)
             self.parent[key] = key
         return self.requests[key]
+
+    def _text(self, recipe: TensorRecipe) -> str:
+        """A recipe as text, by which those that ask for the same are one; the decisions keep them alive."""
+        if id(recipe) not in self._texts:
+            self._texts[id(recipe)] = recipe.model_dump_json()
+        return self._texts[id(recipe)]
 
     def find(self, key: Key) -> Key:
         """The request whose quantizer serves another."""
@@ -190,10 +197,6 @@ def tells_calls_apart(node: fx.Node, region: Region) -> bool:
     """Whether a node calls a layer that can have another input quantizer for each call."""
     cls = type(module_of(node, region.model))
     return issubclass(cls, QuantLayer) and cls.forward is QuantLayer.forward
-
-
-def _text(recipe: TensorRecipe) -> str:
-    return recipe.model_dump_json()
 
 
 def _insert_call(region: Region, quantizer: str, tensor: fx.Node, name: str, users: list[fx.Node]) -> None:

@@ -106,7 +106,8 @@ def no_quantizer(spec: QuantSpec | None = None) -> TensorQuantizer:
 def on_axis(recipe: TensorRecipe, axis: int) -> QuantSpec:
     """The spec of a weight whose output channels lie on ``axis``."""
     spec = needed_spec(recipe)
-    return spec.with_(granularity=PerChannel(axis)) if isinstance(spec.granularity, PerChannel) else spec
+    other = isinstance(spec.granularity, PerChannel) and spec.granularity.axis != axis
+    return spec.with_(granularity=PerChannel(axis)) if other else spec
 
 
 def needed_spec(recipe: TensorRecipe) -> QuantSpec:

@@ -4,7 +4,6 @@ capture → simplify → decide → swap in QModules → fuse → decide on what
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -131,7 +130,8 @@ def _prepare_captured(captured: Capture, ledger: Ledger, *, debug: bool) -> None
     job = Job(recipe, backend, RuleTargets(captured.model), captured.islands)
     regions = [Region(path, graph) for path, graph in captured.regions.items()]
     for region in regions:
-        job.targets.note_modules(region.model, region.path)
+        if recipe.rules:
+            job.targets.note_modules(region.model, region.path)
         run(region, "simplify")
         decide(region, job, region.model.graph.nodes)
     _check_rules(captured, job)
@@ -178,7 +178,7 @@ def _inherits(region: Region, node: fx.Node, before: list[fx.Node]) -> bool:
     for old in before if node.op == "call_module" else ():
         decision = region.decisions.get(old) if node_name(old) in facts(node).replaces else None
         if decision is not None and type(module_of(old, region.model)) is cls:
-            region.decisions.record(node, replace(decision, name=region.named(node_name(node))))
+            region.decisions.record(node, decision._replace(name=region.named(node_name(node))))
             return True
     return False
 

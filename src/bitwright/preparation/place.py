@@ -6,7 +6,6 @@ own; the weight and its quantizer are shared.
 """
 
 from collections import defaultdict
-from dataclasses import replace
 
 from torch import fx, nn
 
@@ -57,7 +56,8 @@ def _record(
     outputs = tuple(names[key] for key in demand.first_request(node) if key in names)
     own = decision.quantizes and module is not None and module._modules.get("_weight_quantizer") is not None
     weight = f"{node.target}._weight_quantizer" if own else ""
-    region.decisions.record(node, replace(decision, inputs=inputs, weight=weight, outputs=outputs))
+    if inputs or weight or outputs:
+        region.decisions.record(node, decision._replace(inputs=inputs, weight=weight, outputs=outputs))
     if isinstance(module, QuantInputMixin) and inputs:
         module.place_input_quantizer(region.model.get_submodule(inputs[0]))  # pyrefly: ignore
 

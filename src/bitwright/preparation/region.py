@@ -3,6 +3,8 @@
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
+from torch import fx
+
 from bitwright.backends import Backend
 from bitwright.graph import CapturedModel
 from bitwright.graph.names import qualified
@@ -47,6 +49,10 @@ class Job:
     targets: RuleTargets
     islands: Collection[str] = ()
     _recipes: dict[tuple[int, bool], OperatorRecipe] = field(default_factory=dict)
+
+    def rule_for(self, node: fx.Node, path: str, operator: str) -> Rule | None:
+        """The rule that wins for a call in the graph that stands at ``path``."""
+        return self.recipe.rule_for(self.targets.of_node(node, path, operator)) if self.recipe.rules else None
 
     def recipe_for(self, rule: Rule | None, *, first_or_last: bool = False) -> OperatorRecipe:
         """All that is asked for operators that one rule, or none, speaks of."""

@@ -1,5 +1,7 @@
 """Rule targets: the operators of a captured model as rules see them."""
 
+from functools import cached_property
+
 from torch import fx, nn
 
 from bitwright.graph.facts import facts
@@ -17,8 +19,8 @@ class RuleTargets:
     """
 
     def __init__(self, whole: nn.Module) -> None:
-        modules = whole.named_modules(remove_duplicate=False)
-        self._types = {path: _class_names(module) for path, module in modules}
+        self._whole = whole
+        self._classes: dict[str, tuple[str, ...]] = {}
         self.seen: dict[RuleTarget, None] = {}  # all that were asked for, for rules that match nothing
 
     def of_node(self, node: fx.Node, path: str, operator: str) -> RuleTarget:
@@ -40,11 +42,22 @@ class RuleTargets:
         self.seen[target] = None
         return target
 
+    @cached_property
+    def _types(self) -> dict[str, list[str]]:
+        """The classes of each module, as they are before any is swapped."""
+        names: dict[type[nn.Module], list[str]] = {}
+        types: dict[str, list[str]] = {}
+        for path, module in self._whole.named_modules(remove_duplicate=False):
+            kind = users_class(module)
+            types[path] = names[kind] = names.get(kind) or _class_names(kind)
+        return types
+
     def _along(self, path: str) -> tuple[str, ...]:
         """The classes of a module and of all that it is part of."""
-        parts = path.split(".") if path else []
-        paths = [".".join(parts[:i]) for i in range(len(parts) + 1)]
-        return tuple(dict.fromkeys(name for p in reversed(paths) for name in self._types.get(p, ())))
+        if path not in self._classes:
+            outside = self._along(path.rpartition(".")[0]) if path else ()
+            self._classes[path] = tuple(dict.fromkeys((*self._types.get(path, ()), *outside)))
+        return self._classes[path]
 
 
 def module_kind(module: nn.Module) -> str:
@@ -53,6 +66,5 @@ def module_kind(module: nn.Module) -> str:
     return operator.name if operator else type(module).__name__
 
 
-def _class_names(module: nn.Module) -> list[str]:
-    classes = users_class(module).__mro__
-    return [cls.__name__ for cls in classes if issubclass(cls, nn.Module) and cls is not nn.Module]
+def _class_names(kind: type[nn.Module]) -> list[str]:
+    return [cls.__name__ for cls in kind.__mro__ if issubclass(cls, nn.Module) and cls is not nn.Module]

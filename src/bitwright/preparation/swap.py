@@ -2,7 +2,6 @@
 
 import inspect
 from collections.abc import Collection, Mapping
-from dataclasses import replace
 from typing import Any
 
 from torch import fx, nn
@@ -124,7 +123,7 @@ def swap_loose(captured: Capture, job: Job) -> Decisions:
         cls = qmodule_for(type(module))
         known = module_kind(module), operator_of_module(module), job.recipe_for(rule), rule, own_operator(cls)
         drafted = Decision(path, *known)
-        decision = replace(drafted, judgement=judge_loose(drafted, cls, job))
+        decision = drafted._replace(judgement=judge_loose(drafted, cls, job))
         if decision.quantizes:
             made = make(cls, module, path, job.recipe)  # pyrefly: ignore  (it does not quantize without a class)
             give_quantizers(made, path, decision.recipe, job.backend)
@@ -140,4 +139,4 @@ def with_own_quantizers(decision: Decision, path: str, module: nn.Module) -> Dec
         f"{path}.{name}".lstrip(".") if module._modules.get(name) is not None else ""
         for name in ("_input_quantizer", "_weight_quantizer")
     )
-    return replace(decision, inputs=(own,) if own else (), weight=weight)
+    return decision._replace(inputs=(own,) if own else (), weight=weight)

@@ -50,6 +50,9 @@ class TensorQuantizer(AmaxViews):
         axes: several axes that keep ranges of their own, if so; they are one axis for the observer and the method.
     """
 
+    axes: tuple[int, ...] = ()
+    fixed = False
+
     @overload
     def __init__(
         self,
@@ -75,8 +78,7 @@ class TensorQuantizer(AmaxViews):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__()
         first = args[0] if args else kwargs.get("spec")
-        self.axes: tuple[int, ...] = ()
-        self.fixed, self.mode, self.enabled = False, Mode.OFF, True
+        self.mode, self.enabled = Mode.OFF, True
         described = first is None or isinstance(first, QuantDescriptor)
         (self._init_described if described else self._init_specified)(*args, **kwargs)
 

@@ -1,8 +1,7 @@
 """Rule: what to do with the operators that a selector names."""
 
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pydantic import Field, field_validator, model_validator
 
@@ -13,8 +12,7 @@ from bitwright.validation import Strict
 Kind = Literal["weight", "input", "output"]
 
 
-@dataclass(frozen=True)
-class RuleTarget:
+class RuleTarget(NamedTuple):
     """An operator as rules see it.
 
     Attributes:

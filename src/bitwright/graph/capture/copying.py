@@ -2,14 +2,14 @@
 
 import copy
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
 
 from bitwright.graph.capture.failures import call_model
-from bitwright.torch_internals import COMPILED_CALL
+from bitwright.torch_internals import COMPILED_CALL, users_attributes
 
 _SHARED = (bool, int, float, str, type(None), torch.dtype, torch.Size)
 
@@ -17,25 +17,26 @@ _SHARED = (bool, int, float, str, type(None), torch.dtype, torch.Size)
 def copy_model(model: nn.Module) -> tuple[nn.Module, dict[int, torch.Tensor]]:
     """Copy a model; also say, by the id of each tensor in the copy, which tensor it is a copy of."""
     memo: dict[int, Any] = {}
-    for module in model.modules():
-        for value in module.__dict__.values():
+    modules = list(model.modules())
+    for module in modules:
+        for _, value in users_attributes(module):
             # What forward has computed and kept, as torch.nn.utils.weight_norm does, cannot be copied with its history.
             if isinstance(value, torch.Tensor) and not value.is_leaf:
                 memo[id(value)] = value.detach().clone()
-    plain = [module for module in model.modules() if _is_plain(type(module))]
+    plain = [module for module in modules if _is_plain(type(module))]
     for module in plain:
         memo[id(module)] = module.__class__.__new__(module.__class__)
     for module in reversed(plain):  # parts first: a module that is not plain may ask its copied parts
         state = {name: _copied(value, memo) for name, value in module.__dict__.items() if name != COMPILED_CALL}
         call_model(memo[id(module)].__setstate__, state)
     copied = call_model(copy.deepcopy, model, memo)
-    return copied, {id(memo[id(t)]): t for t in _tensors(model) if id(t) in memo}
+    return copied, {id(memo[id(t)]): t for t in _tensors(modules) if id(t) in memo}
 
 
-def _tensors(model: nn.Module) -> Iterator[torch.Tensor]:
-    """The buffers of a model, and tensors that are plain attributes."""
-    for module in model.modules():
-        held = (*module._buffers.values(), *module.__dict__.values())
+def _tensors(modules: Iterable[nn.Module]) -> Iterator[torch.Tensor]:
+    """The buffers of modules, and tensors that are plain attributes."""
+    for module in modules:
+        held = (*module._buffers.values(), *(value for _, value in users_attributes(module)))
         yield from (value for value in held if isinstance(value, torch.Tensor))
 
 

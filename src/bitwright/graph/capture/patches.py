@@ -39,6 +39,7 @@ _FACTORIES = (
     *("hann_window", "hamming_window", "blackman_window", "bartlett_window", "kaiser_window"),
     *_RANDOM,
 )
+_RECORDED = (torch.Tensor, list, dict, set, deque)  # what is recorded if a module is asked for it
 _Wrap = Callable[[Any], Any]
 
 
@@ -148,23 +149,25 @@ def _say_once(path: str, error: str) -> None:
 
 
 def _module_call(own: Any) -> Any:
+    @boundary
     @functools.wraps(own)
     def call(module: Any, *args: Any, **kwargs: Any) -> Any:
         tracer = _thread.recording()
         if tracer is None:
-            return call_model(own, module, *args, **kwargs)
+            return own(module, *args, **kwargs)
         return tracer.call_module(module, functools.partial(own, module), args, kwargs)
 
     return call
 
 
 def _module_getattr(own: Any) -> Any:
+    @boundary
     @functools.wraps(own)
     def read(module: Any, name: str) -> Any:
-        value = call_model(own, module, name)
-        if _thread.tracer is None or not isinstance(value, torch.Tensor | list | dict | set | deque):
+        value, tracer = own(module, name), _thread.recording()
+        if tracer is None or not isinstance(value, _RECORDED):
             return value
-        return _thread.tracer.read_attribute(module, name, value)
+        return tracer.read_attribute(module, name, value)
 
     return read
 

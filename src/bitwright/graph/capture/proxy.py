@@ -215,8 +215,13 @@ _DICT_VIEWS: dict[str, Callable[[ValueProxy], list[Any]]] = {
 
 def value_of(item: Any) -> Any:
     """Replace proxies by the values they carry, inside any nesting of containers."""
-    if type(item) is ValueProxy:
+    kind = type(item)
+    if kind is ValueProxy:
         return item.__dict__["_value"]
+    if kind is tuple:
+        return tuple([value_of(i) for i in item])
+    if kind is dict:
+        return {key: value_of(i) for key, i in item.items()}
     if isinstance(item, tuple):
         values = [value_of(i) for i in item]
         return call_model(type(item), *values) if hasattr(item, "_fields") else tuple(values)

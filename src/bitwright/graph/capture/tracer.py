@@ -19,7 +19,7 @@ from bitwright.graph.facts import copy_facts, facts, has_facts, set_facts, set_v
 from bitwright.nn.mixins import QuantInputMixin
 from bitwright.nn.registry import is_custom, qmodule_for, torch_base
 from bitwright.quantizer import TensorQuantizer
-from bitwright.torch_internals import has_side_effect, version_of
+from bitwright.torch_internals import has_side_effect, users_attributes, version_of
 
 _CONTAINERS = (slice, tuple, list, range)
 _MAY_GIVE_NONE = ("get", "pop", getattr, operator.getitem)  # or something else, with other inputs
@@ -88,7 +88,7 @@ class ValueTracer(fx.Tracer):
             for name, value in (*module._parameters.items(), *module._buffers.items()):
                 self._names.setdefault(id(value), start + name)
             self._buffers.update(start + name for name in module._buffers)
-            for name, value in list(module.__dict__.items()):
+            for name, value in users_attributes(module):
                 if isinstance(value, torch.Tensor):
                     self.tensor_attrs[value] = start + name
                 elif start + name not in self.filled:
@@ -164,6 +164,8 @@ class ValueTracer(fx.Tracer):
             return kind([self.create_arg(item) for item in a])
         if kind in LITERALS:
             return a
+        if kind is dict and all(type(key) is str for key in a):
+            return {key: self.create_arg(item) for key, item in a.items()}
         if isinstance(a, torch.Tensor):
             return self._constant(a)
         arg = self._container(a) if isinstance(a, _CONTAINERS) or kind is dict else self._object(a)
@@ -278,7 +280,7 @@ class ValueTracer(fx.Tracer):
 
     def read_attribute(self, module: nn.Module, name: str, value: Any) -> Any:
         """A proxy for a parameter, a buffer, or a container that forward changes."""
-        if self.evaluating or module not in self._paths or type(value) is ValueProxy:
+        if module not in self._paths or type(value) is ValueProxy:
             return value
         path = self._paths[module]
         target = f"{path}.{name}" if path else name

@@ -10,9 +10,8 @@ import torch
 from torch import nn
 
 from bitwright.modes import random_numbers_kept
-from bitwright.torch_internals import version_of
+from bitwright.torch_internals import users_attributes, version_of
 
-_OWN = frozenset(nn.Module().__dict__)  # what torch keeps in every module
 _KINDS = ("_modules", "_parameters", "_buffers")
 _CONTAINERS = frozenset({list, dict, set, deque})
 _UNCHANGED = (bool, int, float, str, type(None), torch.Size, tuple)
@@ -50,9 +49,9 @@ def trial_run(model: nn.Module, origin: Mapping[int, torch.Tensor] | None = None
         finally:
             for state in states:
                 changed, names = state.restore()
-                record.filled.update((state.module, name) for name in names)
                 if changed or names:
                     record.changed.add(state.module)
+                    record.filled.update((state.module, name) for name in names)
 
 
 class _State:
@@ -65,16 +64,17 @@ class _State:
         self.attributes = attributes = module.__dict__.copy()
         self.inner = [attributes[kind].copy() for kind in _KINDS]
         self.ids = _ids(attributes)
-        own = {n: v for n, v in attributes.items() if type(v) in _CONTAINERS and n not in _OWN}
-        self.containers = [(name, *pair) for name, value in own.items() for pair in _snapshot(value)]
-        held = filter(torch.is_tensor, (*attributes["_buffers"].values(), *attributes.values()))
-        self.tensors = [(t, _place(t), origin[id(t)] if id(t) in origin else t.clone()) for t in held]
+        own = users_attributes(module)
+        self.containers = [(n, *pair) for n, v in own if type(v) in _CONTAINERS for pair in _snapshot(v)]
+        held = (*attributes["_buffers"].values(), *(value for _, value in own))
+        tensors = [value for value in held if isinstance(value, torch.Tensor)]
+        self.tensors = [(t, _place(t), origin[id(t)] if id(t) in origin else t.clone()) for t in tensors]
 
     def restore(self) -> tuple[bool, set[str]]:
         """Put everything back; say whether attributes or tensors had changed, and which containers had."""
         changed = False
         now = self.module.__dict__
-        if _ids(now) != self.ids:
+        if _ids(now) != self.ids or [*now] != [*self.attributes]:
             changed = _differs(now, self.attributes, self.inner)
             now.clear()
             now.update(self.attributes)
@@ -89,10 +89,8 @@ class _State:
 
 def _ids(attributes: dict[str, Any]) -> list[int]:
     """Of everything a module holds; each is alive as long as the state that remembers it."""
-    found = [*map(id, attributes.values())]
-    for kind in _KINDS:
-        found += map(id, attributes[kind].values())
-    return found
+    modules, parameters, buffers = (attributes[kind].values() for kind in _KINDS)
+    return [*map(id, (*attributes.values(), *modules, *parameters, *buffers))]
 
 
 def _place(tensor: torch.Tensor) -> tuple[int, int]:

@@ -182,9 +182,8 @@ class _Search:
     def _passes(self, reader: MatcherNode, node: fx.Node) -> bool:
         if reader.through == ():
             return False
-        what = f"the through of {reader.name!r}"
         known = self.index.kind(node), self.index.instance(node)
-        return _asked(what, [node], lambda _: reader.lets_through(node, *known))
+        return _asked("through", {reader.name: node}, lambda _: reader.lets_through(node, *known))
 
     def _fits(self, name: str, node: fx.Node, chosen: dict[str, fx.Node]) -> bool:
         """Whether a node is of the kind wanted, is not taken, and stands with those chosen as the pattern says."""
@@ -224,27 +223,26 @@ class _Search:
                 instance = self.index.instance(node)
                 return checker(node, _view(node, instance) if views else instance)
 
-            self.verdicts[name, node] = _verdict(_asked(f"the checker of {name!r}", [node], ask))
+            self.verdicts[name, node] = _verdict(_asked("checker", {name: node}, ask))
         return self.verdicts[name, node]
 
     def _ask_joint(self, checker: JointChecker, chosen: dict[str, fx.Node], modules: dict[str, Any]) -> Any:
-        what = f"the joint checker of {', '.join(map(repr, checker.names))}"
-
         def ask(views: bool) -> Any:
             known = {name: _view(chosen[name], module) for name, module in modules.items()} if views else modules
             return checker.check(chosen, known)
 
-        return _asked(what, [chosen[name] for name in checker.names], ask)
+        return _asked("joint checker", {name: chosen[name] for name in checker.names}, ask)
 
     def _complete(self, chosen: dict[str, fx.Node], reasons: tuple[str, ...]) -> Match:
         nodes = {name: chosen[name] for name in self.pattern.by_name}
         chains = self._chains(nodes)
-        inside = {*nodes.values(), *(node for chain in chains.values() for node in chain)}
+        between = tuple(node for chain in chains.values() for node in chain)
+        inside = {*nodes.values(), *between}
         for name in self.pattern.closed:
             told = (_readers_outside(node, inside) for node in (nodes[name], *chains.get(name, ())))
             reasons += tuple(filter(None, told))
         modules = {name: self.index.instance(node) for name, node in nodes.items()}
-        return Match(nodes, modules, reasons, tuple(node for chain in chains.values() for node in chain))
+        return Match(nodes, modules, reasons, between)
 
     def _chains(self, nodes: dict[str, fx.Node]) -> dict[str, list[fx.Node]]:
         """What stands between nodes and those that read them through others, by the name of the node read."""
@@ -265,8 +263,8 @@ def _view(node: fx.Node, instance: Any) -> Any:
     return CallView(node, instance) if node.op in ("call_function", "call_method") else instance
 
 
-def _asked(what: str, nodes: list[fx.Node], ask: Callable[[bool], Any]) -> Any:
-    """Ask what the pattern's author wrote; if it fails, name it and the place.
+def _asked(what: str, nodes: dict[str, fx.Node], ask: Callable[[bool], Any]) -> Any:
+    """Ask what the pattern's author wrote for the nodes of these names; if it fails, name it and the place.
 
     A function has no settings as a module has; if it is asked for one, the checker gets views of calls instead.
     """
@@ -276,8 +274,8 @@ def _asked(what: str, nodes: list[fx.Node], ask: Callable[[bool], Any]) -> Any:
         except AttributeError:
             return ask(True)
     except Exception as error:
-        where = ", ".join(map(node_name, nodes))
-        raise ScheduleError(f"{what}, at {where}, failed: {type(error).__name__}: {error}") from error
+        asked, where = ", ".join(map(repr, nodes)), ", ".join(map(node_name, nodes.values()))
+        raise ScheduleError(f"the {what} of {asked}, at {where}, failed: {type(error).__name__}: {error}") from error
 
 
 def is_in_graph(node: fx.Node) -> bool:

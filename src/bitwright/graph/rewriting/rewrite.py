@@ -118,18 +118,18 @@ class _Rewriter:
         before = len(self.result.notes)
         with self.model.graph.inserting_before(max(match.key).next):
             answer = self._guard(
-                f"get_new_graph at {self._place(match)}",
+                "get_new_graph",
                 lambda: self.schedule.get_new_graph(
                     dict(match.nodes), dict(match.modules), self.model, self.result.applied
                 ),
+                match,
             )
         self.result.applied += 1
         replaced = {o: n for o, n in self._replacements(answer, match).items() if o is not n}
         if replaced:
-            names = ", ".join(node_name(old) for old in replaced)
-            self._put(replaced, match, index)
             if len(self.result.notes) == before:
-                self.schedule.note(f"{self.schedule.done} {names}")
+                self.schedule.note(f"{self.schedule.done} {', '.join(map(node_name, replaced))}")
+            self._put(replaced, match, index)
         self.result.modified |= bool(replaced) or self._did_something_since(before)
 
     def _did_something_since(self, before: int) -> bool:
@@ -137,9 +137,9 @@ class _Rewriter:
 
     def _replacements(self, answer: Any, match: Match) -> dict[fx.Node, Replacement]:
         """What get_new_graph returned, checked, by the node that it replaces."""
-        where = f"the schedule {self.name!r}, at {self._place(match)},"
         if answer is None:
             return {}
+        where = f"the schedule {self.name!r}, at {self._place(match)},"
         if isinstance(answer, fx.Node | tuple | list):
             if len(self.pattern.anchors) > 1:
                 names = ", ".join(self.pattern.anchors)
@@ -165,18 +165,19 @@ class _Rewriter:
         ends = [n for made in replaced.values() for n in _parts(made) if n is not None]
         new = dict.fromkeys(needed_for(ends, lambda node: not index.knows(node)))
         _bring_into_order(new)
-        taken = tuple(dict.fromkeys(node_name(node) for node in match.key))
+        taken = tuple(dict.fromkeys(map(node_name, match.key))) if new else ()
         scope = facts(next(iter(replaced))).scope
         for old, made in replaced.items():
             if isinstance(made, fx.Node):
                 _hand_over(old, made, new)
             else:
                 _hand_over_parts(old, made, new)
-        describe_new(self.model, new, scope, taken)
-        index.refresh(new)
+        if new:
+            describe_new(self.model, new, scope, taken)
+            index.refresh(new)
         remove_unused(self.model, reversed(match.key), replaced=match.key)
         if any(not node < user for node in ends for user in node.users):
-            self._guard(f"its result at {self._place(match)}", lambda: sort_nodes(self.model.graph))
+            self._guard("its result", lambda: sort_nodes(self.model.graph), match)
 
     def _anchors(self, match: Match) -> tuple[fx.Node, ...]:
         return tuple(match.nodes[name] for name in self.pattern.anchors)
@@ -184,13 +185,14 @@ class _Rewriter:
     def _place(self, match: Match) -> str:
         return ", ".join(node_name(node) for node in self._anchors(match))
 
-    def _guard(self, where: str, action: Callable[[], Any]) -> Any:
+    def _guard(self, where: str, action: Callable[[], Any], match: Match | None = None) -> Any:
         """Do what a schedule's author wrote, and name the schedule if it fails."""
         try:
             return action()
         except (ConfigError, ScheduleError) as error:
             raise type(error)(f"the schedule {self.name!r}: {error}") from error
         except Exception as error:
+            where = where if match is None else f"{where} at {self._place(match)}"
             raise ScheduleError(
                 f"the schedule {self.name!r} failed in {where}: {type(error).__name__}: {error}"
             ) from error

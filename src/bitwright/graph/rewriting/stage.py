@@ -3,8 +3,6 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
-
 from bitwright.errors import ConfigError, ScheduleError
 from bitwright.graph.differences import difference
 from bitwright.graph.match.index import GraphIndex
@@ -13,6 +11,7 @@ from bitwright.graph.rewriting.options import check_options
 from bitwright.graph.rewriting.order import order_schedules
 from bitwright.graph.rewriting.rewrite import PassResult
 from bitwright.graph.rewriting.schedule import Schedule, Stage, find_schedule
+from bitwright.modes import random_numbers_kept
 
 Switches = Mapping[str, bool | Mapping[str, Any]]
 
@@ -35,7 +34,7 @@ def run_stage(
     """
     results: list[PassResult] = []
     chosen, index, is_stale = read_switches(switches or {}), GraphIndex(model), False
-    with torch.random.fork_rng(devices=[]):  # what schedules compute to find shapes may draw random numbers
+    with random_numbers_kept():  # what schedules compute to find shapes may draw random numbers
         expected = check() if check is not None else None
         for schedule in order_schedules(stage):
             settings = chosen.get(schedule.name, {} if schedule.default else None)
