@@ -51,6 +51,11 @@ class QuantLayer(TakesDescriptors, QuantMixin):
         """Move values of the input before computing on them (pad by reflection); zeros and values only."""
         return x
 
+    def weight_keys(self) -> list[str]:
+        """The one weight quantizer, found without multiplying the folds in."""
+        own = isinstance(getattr(self, "weight", None), Tensor) and hasattr(self, "_weight_quantizer")
+        return ["_weight_quantizer"] if own else []
+
     def folded_weight(self) -> tuple[Tensor, Tensor | None]:
         """Weight and bias with the folds multiplied in, a BatchNorm by its running statistics."""
         weight, bias = self.weight, self.bias

@@ -122,6 +122,10 @@ class QuantMixin(QuantInputMixin):
         own = isinstance(getattr(self, "weight", None), Tensor) and hasattr(self, "_weight_quantizer")
         return {"_weight_quantizer": self.folded_weight()[0]} if own else {}
 
+    def weight_keys(self) -> list[str]:
+        """The names of the weight quantizers that :meth:`stored_weights` has weights for."""
+        return list(self.stored_weights())
+
     def bias_scale(self) -> Tensor | None:
         """The scale of an int32 bias, or None where the bias stays float."""
         return None

@@ -64,7 +64,7 @@ class WeightSite:
 def weight_sites(model: nn.Module) -> Iterator[WeightSite]:
     """Yield every weight that is quantized; functions (``F.linear``) get theirs only when they run."""
     for name, layer in model.named_modules():
-        for key in _stored_weights(layer):
+        for key in layer.weight_keys() if isinstance(layer, QuantMixin) else _stored_weights(layer):
             quantizer = layer.get_submodule(key)
             if isinstance(quantizer, TensorQuantizer):
                 yield WeightSite(name, layer, key, quantizer)
