@@ -102,6 +102,28 @@ def test_openvino_compares_in_float32_and_times_its_default_apart(cases, monkeyp
     assert "by default, float parts in bf16" in str(proof)
 
 
+def test_a_default_that_cannot_be_timed_does_not_spoil_the_proof(cases, monkeypatch) -> None:
+    model, file, x = cases["openvino", "residual"]
+    runtime = RUNTIMES.get("openvino")
+    monkeypatch.setattr(runtime, "isolated", False)  # here, where the test sees it
+    original = runtime._compile
+
+    def compile_in_float32_only(self, file, given, threads):
+        if "INFERENCE_PRECISION_HINT" not in given:
+            raise RuntimeError("could not create a primitive descriptor for the softmax")
+        return original(self, file, given, threads)
+
+    monkeypatch.setattr(runtime, "_compile", compile_in_float32_only)
+    monkeypatch.setattr(runtime, "default_precision", lambda self: "bf16")
+    proof = bw.verify(model, file, [x], runtimes=["openvino"])
+    latency = proof.runtimes["openvino"].latency
+    assert proof.ok is True
+    assert latency.speedup > 0
+    assert (latency.default_quantized_ms, latency.default_float_ms, latency.default_speedup) == (None, None, None)
+    assert "softmax" in latency.default_problem
+    assert f"not timed with float parts in bf16, the default: {latency.default_problem}" in str(proof)
+
+
 def test_a_cpu_with_float32_by_default_is_timed_once(cases, monkeypatch) -> None:
     model, file, x = cases["openvino", "residual"]
     monkeypatch.setattr(RUNTIMES.get("openvino"), "default_precision", lambda self: "")

@@ -102,6 +102,7 @@ class Latency:
         default_precision: what the runtime computes float parts in unless told otherwise, if not in float32.
         default_quantized_ms: the file as the runtime runs it then.
         default_float_ms: the float network as the runtime runs it then.
+        default_problem: why the runtime could not be timed in that precision, if so.
     """
 
     quantized_ms: float
@@ -110,6 +111,7 @@ class Latency:
     default_precision: str = ""
     default_quantized_ms: float | None = None
     default_float_ms: float | None = None
+    default_problem: str = ""
 
     @property
     def speedup(self) -> float:

@@ -84,6 +84,8 @@ def _output(proof: RuntimeProof) -> str:
 def _latency(t: Latency) -> str:
     """The speed."""
     text = f"{t.quantized_ms:.2f} ms, {t.speedup:.2f}x the speed of FP32 ({t.float_ms:.2f} ms)"
+    if t.default_problem:
+        return f"{text}; not timed with float parts in {t.default_precision}, the default: {t.default_problem}"
     if t.default_speedup is None:
         return text
     by_default = f"{t.default_quantized_ms:.2f} ms against {t.default_float_ms:.2f} ms, {t.default_speedup:.2f}x"
