@@ -195,7 +195,7 @@ class Reads(nn.Module):
 
 @pytest.mark.parametrize(
     ("bits", "dtype", "opset"),
-    [(8, torch.float32, 18), (8, torch.float16, 18), (8, torch.bfloat16, 22), ((4, 3), torch.float32, 21)],
+    [(8, torch.float32, 18), (8, torch.float16, 18), (8, torch.bfloat16, 18), ((4, 3), torch.float32, 21)],
 )
 def test_files_load_in_the_default_session(bits, dtype, opset, tmp_path):
     weight_bits = 7 if bits == 8 else bits  # x86 CPUs without VNNI saturate with 8 bits
@@ -210,10 +210,10 @@ def test_files_load_in_the_default_session(bits, dtype, opset, tmp_path):
     proto = onnx.load_model_from_string(content)
     onnx.checker.check_model(proto, full_check=True)
     assert [entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")] == [opset]
-    if dtype == torch.bfloat16:
-        return  # onnxruntime has no bfloat16 convolution on CPUs
     session = onnxruntime.InferenceSession(content)
-    got = session.run(None, {"images": x.numpy()})[0]
+    given = x.float() if dtype == torch.bfloat16 else x  # onnxruntime has no bfloat16 on CPUs: float32 is written
+    got = session.run(None, {"images": given.numpy()})[0]
+    assert model(x).dtype == dtype
     expected = model(x).detach().float().numpy()
-    tolerance = 1e-5 if dtype == torch.float32 else 0.02 * float(np.abs(expected).max())
+    tolerance = 1e-5 if dtype == torch.float32 else 0.03 * float(np.abs(expected).max())
     assert np.abs(got.astype(np.float32) - expected).max() <= tolerance

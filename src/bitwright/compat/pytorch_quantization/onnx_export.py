@@ -1,14 +1,18 @@
 """enable_onnx_export: inside it, ``torch.onnx.export`` writes quantizers as QuantizeLinear and DequantizeLinear."""
 
+import copy
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from os import PathLike
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from bitwright.quantizer import quantizers
+
+_log = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -16,7 +20,7 @@ def enable_onnx_export() -> Iterator[None]:
     """Let ``torch.onnx.export`` know quantizers for a while; torch is restored after an exception too.
 
     Weights are stored as integers in the one file that the call names. Its opset is at least the lowest that can say
-    what the model does, 18 for integers of 8 bits.
+    what the model does, 18 for integers of 8 bits. A model in bfloat16 is written in float32.
     """
     original: Any = torch.onnx.export
 
@@ -30,6 +34,9 @@ def enable_onnx_export() -> Iterator[None]:
         from bitwright.exporting.onnx.quiet import quiet_exporter
         from bitwright.exporting.onnx.translate import RICH, lowest_opset, translations
 
+        if any(p.dtype == torch.bfloat16 for p in model.parameters()):
+            _log.warning("the file computes in float32: onnxruntime has no bfloat16 on CPUs")
+            model, args = copy.deepcopy(model).float(), _from_bfloat16(args)
         twin = deploy(model).model
         opset = max(kwargs.get("opset_version") or 0, lowest_opset(twin))
         table = {**translations(opset, twin), **(kwargs.get("custom_translation_table") or {})}
@@ -49,3 +56,11 @@ def enable_onnx_export() -> Iterator[None]:
         yield
     finally:
         torch.onnx.export = original
+
+
+def _from_bfloat16(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return type(value)(map(_from_bfloat16, value))
+    if isinstance(value, dict):
+        return {key: _from_bfloat16(item) for key, item in value.items()}
+    return value.float() if isinstance(value, Tensor) and value.dtype == torch.bfloat16 else value
