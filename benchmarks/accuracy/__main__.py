@@ -10,6 +10,8 @@ output, which the second layer reads, has few bits.
 Calibration and reconstruction see 512 training images, training 80 batches of 64 others. Accuracy is that of 10,000
 test images. Training stands beside a control: the same batches without an optimizer, which only move BatchNorm's
 statistics.
+
+Each row is stored in the cache as soon as it is known, and taken from there by the next run; ``--again`` measures anew.
 """
 
 import argparse
@@ -25,20 +27,27 @@ import bitwright as bw
 from benchmarks.accuracy.data import Split, load
 from benchmarks.accuracy.float_models import float_model
 from benchmarks.accuracy.nets import NETS, predict
+from benchmarks.accuracy.rows import Row, kept
 from bitwright.training import qat_recipe
 
 BITS = ("W8A8", "W4A8", "W4A4", "W3A3", "W2A4")
 LEARNED = ("adaround", "brecq", "qdrop")
+CORRECTORS = (
+    ("analytic_bias",),
+    ("bias",),
+    ("norms", "bias"),
+    ("equalize", "norms", "bias"),
+    ("gptq", "norms", "bias"),
+)
 TRAINED = ("W4A4", "W3A3", "W2A2")
 WORDS = ("lsq", "lsq+", "pact", "dorefa", "dsq", "tqt", "apot")
-Row = tuple[str, str, float, float]
 
 
 class Bench:
     """One net with one seed."""
 
     def __init__(self, net: str, seed: int, options: argparse.Namespace, train: Split, test: Split) -> None:
-        self.options, self.train, self.test, self.seed = options, train, test, seed
+        self.options, self.train, self.test, self.seed, self.net = options, train, test, seed, net
         self.model = float_model(net, seed, train, options.epochs)
         order = torch.randperm(len(train.labels), generator=torch.Generator().manual_seed(seed))
         self.images = train.images[order[:512]]
@@ -61,6 +70,11 @@ class Bench:
                 yield self._timed(bits, f"train {name}", lambda n=name, b=bits: self.during_training(n, b))
 
     def _timed(self, bits: str, name: str, make: Callable[[], nn.Module]) -> Row:
+        key = self.net, self.options.epochs, self.seed, self.options.steps, bits, name
+        measure = lambda: self._measured(bits, name, make)  # noqa: E731
+        return measure() if self.options.again else kept(key, measure)
+
+    def _measured(self, bits: str, name: str, make: Callable[[], nn.Module]) -> Row:
         begin = time.perf_counter()
         model = make()
         seconds = time.perf_counter() - begin
@@ -75,9 +89,16 @@ class Bench:
             print(bw.reconstruct(model, self.images.split(128), method, steps=self.options.steps, seed=self.seed))
             return model
 
+        def corrected(steps: tuple[str, ...]) -> nn.Module:
+            model = self.calibrated({"preset": bits})
+            bw.correct(model, self.images.split(128), steps)
+            return model
+
         yield "preset as it is", lambda: self.calibrated({"preset": bits})
         yield "min-max", lambda: self.calibrated(recipe("MinMaxObserver"))
         yield "MSE", lambda: self.calibrated(recipe("MSEObserver"))
+        for steps in CORRECTORS:
+            yield f"preset + {' '.join(steps)}", lambda s=steps: corrected(s)
         for method in self.options.methods:
             yield f"MSE + {method}", lambda m=method: learned(m)
 
@@ -97,13 +118,14 @@ def main() -> None:
     """Measure what is asked for, and print each row as soon as it is known."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--nets", nargs="+", default=list(NETS), choices=list(NETS))
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0])
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--epochs", type=int, default=5, help="of the float net")
     parser.add_argument("--steps", type=int, default=2000, help="of reconstruction, for each unit")
     parser.add_argument("--bits", nargs="*", default=list(BITS), choices=BITS)
     parser.add_argument("--methods", nargs="*", default=list(LEARNED), choices=LEARNED)
     parser.add_argument("--trained", nargs="*", default=list(TRAINED), choices=TRAINED)
     parser.add_argument("--words", nargs="*", default=list(WORDS), choices=WORDS)
+    parser.add_argument("--again", action="store_true", help="measure rows that are in the cache, too")
     options = parser.parse_args()
     train, test = load("train"), load("t10k")
     for net in options.nets:
@@ -115,11 +137,11 @@ def main() -> None:
                 found.setdefault((bits, name), []).append((accuracy, exact - accuracy, seconds))
                 print(f"  {net} seed {seed}: {bits} {name}: {accuracy:.2f}, {seconds:.0f} s", flush=True)
         print(f"\n{net}: {len(options.seeds)} seed(s), {options.steps} steps a unit\n")
-        print(f"{'bits':<6}{'method':<18}{'accuracy':>9}{'drop':>8}{'spread':>8}{'seconds':>9}")
+        print(f"{'bits':<6}{'method':<30}{'accuracy':>9}{'drop':>8}{'spread':>8}{'seconds':>9}")
         for (bits, name), values in found.items():
             accuracy, drop, seconds = (statistics.mean(column) for column in zip(*values, strict=True))
             spread = f"{max(v[1] for v in values) - min(v[1] for v in values):.2f}" if len(values) > 1 else "–"
-            print(f"{bits:<6}{name:<18}{accuracy:>9.2f}{drop:>8.2f}{spread:>8}{seconds:>9.0f}")
+            print(f"{bits:<6}{name:<30}{accuracy:>9.2f}{drop:>8.2f}{spread:>8}{seconds:>9.0f}")
         print(flush=True)
 
 
