@@ -212,3 +212,29 @@ def test_interactions_of_neighbours_are_measured():
     found = bw.search_bits(model, batches, {"size": limit}, bits=bits, interactions=True)
     assert found.size <= limit
     assert found.damage != plain.damage  # neighbours do not add up exactly
+
+
+class Backwards(torch.nn.Module):
+    """Layers that compute in another order than that in which they are registered; one is never called."""
+
+    def __init__(self):
+        super().__init__()
+        self.last, self.unused = torch.nn.Linear(6, 4), torch.nn.Linear(5, 5)
+        self.middle, self.first = torch.nn.Linear(6, 6), torch.nn.Linear(8, 6)
+
+    def forward(self, x):
+        return self.last(torch.relu(self.middle(torch.relu(self.first(x)))))
+
+
+def test_neighbours_are_layers_that_compute_one_after_the_other(monkeypatch):
+    torch.manual_seed(0)
+    batches = [torch.randn(16, 8)]
+    model = bw.calibrate(bw.prepare(Backwards().eval(), batches[0], recipe=RECIPE), batches)
+    assert [layer.name for layer in layers_of(model, ledger_of(model).example)][:3] == ["first", "middle", "last"]
+    asked = []
+    of = Damage.of
+    monkeypatch.setattr(Damage, "of", lambda self, chosen: asked.append(tuple(chosen)) or of(self, chosen))
+    bw.search_bits(model, batches, {"size": 10**6}, bits=(4, 8), interactions=True)
+    names = {layer.site.quantizer: layer.name for layer in layers_of(model, ledger_of(model).example)}
+    pairs = {tuple(names[q] for q in chosen) for chosen in asked if len(chosen) == 2}
+    assert pairs - {pair for pair in pairs if "unused" in pair} == {("first", "middle"), ("middle", "last")}

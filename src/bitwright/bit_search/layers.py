@@ -51,12 +51,14 @@ class Layer:
 
 
 def layers_of(model: nn.Module, example: Inputs) -> list[Layer]:
-    """The layers whose weights are quantized now, in the order of the model."""
+    """The layers whose weights are quantized now, in the order in which they compute; those never called come last."""
     found = [Layer(site, _input_of(site.layer)) for site in weight_sites(model) if site.quantizer.quantizes]
     by_module = {layer.site.layer: layer for layer in found}
+    order: dict[nn.Module, int] = {}
 
     def look(module: nn.Module, args: Any, result: Any) -> None:  # noqa: ANN401
         layer, x = by_module[module], args[0]
+        order.setdefault(module, len(order))
         y = result[0] if isinstance(result, tuple) else result
         if not isinstance(y, Tensor) or not isinstance(x, Tensor):
             return
@@ -72,7 +74,7 @@ def layers_of(model: nn.Module, example: Inputs) -> list[Layer]:
     finally:
         for hook in hooks:
             hook.remove()
-    return found
+    return sorted(found, key=lambda layer: order.get(layer.site.layer, len(order)))
 
 
 def _input_of(layer: nn.Module) -> TensorQuantizer | None:

@@ -91,8 +91,8 @@ def search_bits(
         metric: as for :func:`bitwright.sensitivity`.
         latency: the seconds that each layer takes with each number of bits, measured where the model will run:
             ``{"conv1": {4: 1.2e-4, 8: 2.0e-4}, …}``.
-        interactions: measure also what layers that follow each other do together, for each choice of bits of the two,
-            and take that into account; with b numbers of bits, b² more passes for each pair.
+        interactions: measure also what layers that compute one after the other do together, for each choice of bits of
+            the two, and take that into account; with b numbers of bits, b² more passes for each pair.
         progress: show a progress bar; by default only on a terminal.
         checkpoint: as for :func:`bitwright.sensitivity`; written after each number of bits of each layer. Another
             budget and other bits may use the same.
@@ -257,7 +257,7 @@ def _pairs(
     damage: Damage,
     known: Measured,
 ) -> list[Pair]:
-    """What each layer and the next do together beyond the sum of what they do alone, for all their bits."""
+    """What each layer and the one that computes next do together beyond the sum of what each does, for all bits."""
     found: list[Pair] = []
     for i, (one, two) in enumerate(pairwise(layers)):
         table = [

@@ -2,9 +2,10 @@
 
     layer(x)  with  x / s  made by the source and  w·s  in every reader
 
-The source is a layer (its folded BatchNorm, if it has one) or a norm with a weight. On the way stand only quantizers,
-activations with f(s·x) = s·f(x), pools, and reshapes that leave channels where they are. In float the model computes
-the same up to rounding; quantizers see channels whose ranges differ less.
+The source is a layer (its folded BatchNorm, if it has one), a norm with a weight, or a product with a Parameter, as
+norms are that a model writes out. On the way stand only quantizers, activations with f(s·x) = s·f(x), pools, and
+reshapes that leave channels where they are. In float the model computes the same up to rounding; quantizers see
+channels whose ranges differ less.
 """
 
 from collections import Counter
@@ -17,6 +18,7 @@ from torch import Tensor, fx, nn
 
 from bitwright.correction.channel_maps import norm_place
 from bitwright.correction.outcome import Correction
+from bitwright.correction.products import Product, product_at
 from bitwright.graph.evaluate import call_target
 from bitwright.graph.facts import facts, shape_of
 from bitwright.graph.names import attribute_of, module_of, node_name
@@ -65,7 +67,7 @@ class Link:
     Attributes:
         name: source and readers.
         node: the call of the source.
-        source: the layer or norm that divides.
+        source: the layer, norm or product that divides.
         readers: what multiplies.
         quantizers: those on the way, and those of weights that are arguments: they find their ranges from data.
     """
@@ -96,9 +98,12 @@ class Link:
 
     def parameters(self) -> list[Tensor]:
         """All that changes."""
+        return [*self.own_parameters(), *(reader.weight for reader in self.readers)]
+
+    def own_parameters(self) -> list[Tensor]:
+        """What changes in the source."""
         taker, _ = self._taker()
-        own = [p for p in (taker.weight, getattr(taker, "bias", None)) if p is not None]
-        return [*own, *(reader.weight for reader in self.readers)]
+        return [p for p in (taker.weight, getattr(taker, "bias", None)) if p is not None]
 
     def largest(self) -> tuple[Tensor, Tensor]:
         """The largest weight of each channel, in the source (a layer) and in its readers."""
@@ -218,14 +223,15 @@ class _Finder:
 
     def why_shared(self, link: Link) -> str | None:
         """Who else uses a parameter that takes the factor."""
-        if len(self.calls[link.source]) != 1:
+        if not isinstance(link.source, Product) and len(self.calls[link.source]) != 1:
             return "the source is called more than once"
         ids = [id(p) for p in link.parameters()]
         if len(set(ids)) < len(ids) or any(self.owners[i] != 1 for i in ids):
             return "parameters are shared"
         names = {id(p): n for n, p in self.model.named_parameters()}
         own = {id(r.weight) for r in link.readers if isinstance(r.layer, QuantFunction)}
-        if any(self.read[names.get(i, "")] for i in ids if i not in own):
+        own |= {id(p) for p in link.own_parameters() if isinstance(link.source, Product)}
+        if any(self.read[names.get(i, "")] != (i in own) for i in ids):
             return "a parameter is read by something else"
         return None if _correspond(link) else "channels do not correspond"
 
@@ -251,16 +257,24 @@ def _correspond(link: Link) -> bool:
     return axes == {link.axis} and {len(reader.largest()) for reader in link.readers} == {link.channels}
 
 
+def _source(node: fx.Node, model: fx.GraphModule, norms: bool) -> Link | None:
+    """A link without readers, if a call can be the source of one."""
+    module: Any = module_of(node, model)
+    layer = isinstance(module, QuantLayer) and isinstance(module, LAYERS)
+    if layer or (norms and isinstance(module, NORM_WEIGHTS)):
+        return Link(node_name(node), node, module)
+    product = product_at(node, model) if norms else None
+    return None if product is None else Link(product.name, product.node, product, [], [*product.quantizers])
+
+
 def find_links(model: fx.GraphModule, done: Correction, *, norms: bool) -> list[Link]:
     """All links whose source is a quantized layer, or a norm if wanted; why others are none is noted."""
     finder, found = _Finder(model), []
     for node in model.graph.nodes:
-        source: Any = module_of(node, model)
-        layer = isinstance(source, QuantLayer) and isinstance(source, LAYERS)
-        if not layer and not (norms and isinstance(source, NORM_WEIGHTS)):
+        link = _source(node, model, norms)
+        if link is None:
             continue
-        link = Link(node_name(node), node, source)
-        reason = finder.follow(node, link)
+        reason = finder.follow(link.node, link)
         reason = reason or link.why_unfit() or finder.why_shared(link)
         if reason is None:
             link.name = f"{link.name} to {', '.join(reader.name for reader in link.readers)}"

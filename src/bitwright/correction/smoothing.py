@@ -30,9 +30,9 @@ def smooth(
 ) -> Correction:
     """Even out the channels of activations, only where it lowers the error of the model's outputs.
 
-    The source of a factor is a norm with a weight, such as a LayerNorm, or a layer; all that reads its result takes
-    the factor. In float the model computes the same, up to rounding. Ranges of weights and activations are found again:
-    call it before other correctors.
+    The source of a factor is a norm with a weight, such as a LayerNorm or one written as ``x * weight``, or a layer;
+    all that reads its result takes the factor. In float the model computes the same, up to rounding. Ranges of weights
+    and activations are found again: call it before other correctors.
 
     Args:
         model: a prepared and calibrated model; it is changed in place.
