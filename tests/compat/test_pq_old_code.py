@@ -18,8 +18,8 @@ from bitwright.compat.pytorch_quantization.tensor_quant import QuantDescriptor
 
 def rounded(x, amax, bits=8):
     """What a quantizer gives, written out, in the precision of ``x``."""
-    step = amax / (2 ** (bits - 1) - 1)
-    return torch.clamp(torch.round(x / step), -(2 ** (bits - 1)), 2 ** (bits - 1) - 1) * step
+    scale = torch.tensor(2.0 ** (bits - 1) - 1) / amax
+    return torch.clamp(torch.round(x * scale), -(2 ** (bits - 1)), 2 ** (bits - 1) - 1) / scale
 
 
 def calibrate(model, x):
@@ -47,8 +47,8 @@ def test_doubles_are_computed_in_double(axis, stored):
         assert torch.equal(quantizer.amax, amax)
     assert torch.equal(quantizer(x), rounded(x, amax))
     unsigned = TensorQuantizer(QuantDescriptor(unsigned=True))(x.abs())
-    step = x.abs().max() / 255
-    assert torch.equal(unsigned, torch.round(x.abs() / step).clamp(0, 255) * step)
+    scale = torch.tensor(255.0) / x.abs().max()
+    assert torch.equal(unsigned, torch.round(x.abs() * scale).clamp(0, 255) / scale)
 
 
 def test_a_double_layer_is_the_written_out_formula():

@@ -65,11 +65,11 @@ class AmaxFakeQuantize(FixedFakeQuantize):
         return scale_and_zero_point(self.clip_value_min.detach(), self.clip_value_max.detach(), self.spec)
 
     def integers(self, x: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor:
-        return super().integers(self._clipped(x), *self.qparams(scale, zero_point))
+        return super().integers(self.clipped(x), *self.qparams(scale, zero_point))
 
     def forward(self, x: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor:
         """Clip to the ends if they are learned, then quantize and dequantize."""
-        x = self._clipped(x)
+        x = self.clipped(x)
         if not self.rounds:
             return x
         if not self.spec.format.signed:
@@ -85,7 +85,8 @@ class AmaxFakeQuantize(FixedFakeQuantize):
         """Save learned ends under the name that pytorch-quantization gives them."""
         super()._save_to_state_dict(destination, f"{prefix.removesuffix('method.')}clip.", keep_vars)
 
-    def _clipped(self, x: Tensor) -> Tensor:
+    def clipped(self, x: Tensor) -> Tensor:
+        """``x`` between the learned ends, if there are any."""
         return clip(x, self.clip_value_min, self.clip_value_max) if self.has_range else x
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bitwright.nn.mixins import QuantInputMixin, build_quantizer, pop_quant_desc_in_kwargs
+from bitwright.nn.mixins import QuantInputMixin, pop_quant_desc_in_kwargs
 from bitwright.nn.registry import register_qmodule
 from bitwright.quantizer import QuantDescriptor, TensorQuantizer
 
@@ -31,7 +31,7 @@ class _Pair(_Single):
 
     def init_quantizer(self, quant_desc_input: QuantDescriptor) -> None:
         super().init_quantizer(quant_desc_input)
-        self._other_quantizer = build_quantizer(quant_desc_input, "quant_desc_input")
+        self._other_quantizer = self.build_quantizer(quant_desc_input, "quant_desc_input")
 
     def pair(self, input: Any, other: Any) -> tuple[Any, Any]:  # noqa: ANN401
         """Quantize those of the two that are tensors."""

@@ -5,7 +5,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bitwright.nn.mixins import WEIGHT, QuantMixin, TakesDescriptors, build_quantizer
+from bitwright.nn.mixins import WEIGHT, QuantMixin, TakesDescriptors
 from bitwright.nn.recurrent import active
 from bitwright.nn.registry import register_qmodule
 from bitwright.quantizer import QuantDescriptor, TensorQuantizer
@@ -30,8 +30,8 @@ class QuantMultiheadAttention(TakesDescriptors, QuantMixin, nn.MultiheadAttentio
         """Make the quantizers of the inputs and of every projection weight there is."""
         super().init_quantizer(*descriptors)
         for name in ("_k_weight_quantizer", "_v_weight_quantizer"):
-            setattr(self, name, None if self._qkv_same_embed_dim else build_quantizer(descriptors[1], WEIGHT))
-        self._out_weight_quantizer = build_quantizer(descriptors[1], WEIGHT)
+            setattr(self, name, None if self._qkv_same_embed_dim else self.build_quantizer(descriptors[1], WEIGHT))
+        self._out_weight_quantizer = self.build_quantizer(descriptors[1], WEIGHT)
 
     @property
     def out_weight_quantizer(self) -> TensorQuantizer:

@@ -3,7 +3,7 @@
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bitwright.nn.mixins import WEIGHT, QuantMixin, TakesDescriptors, build_quantizer
+from bitwright.nn.mixins import WEIGHT, QuantMixin, TakesDescriptors
 from bitwright.nn.registry import register_qmodule
 from bitwright.quantizer import QuantDescriptor
 
@@ -19,7 +19,7 @@ class QuantEmbedding(TakesDescriptors, QuantMixin, nn.Embedding):
     descriptors = (WEIGHT,)
 
     def init_quantizer(self, quant_desc_weight: QuantDescriptor) -> None:  # pyrefly: ignore
-        self._weight_quantizer = build_quantizer(quant_desc_weight, WEIGHT)
+        self._weight_quantizer = self.build_quantizer(quant_desc_weight, WEIGHT)
 
     def forward(self, input: Tensor) -> Tensor:
         if self.max_norm is not None:  # renormalises the rows in place, as the original does, before they are quantized

@@ -30,10 +30,12 @@ class QuantInputMixin:
     Attributes:
         default_quant_desc_input: how the input is quantized where nothing else is said.
         descriptors: the names of the descriptors that the constructor takes.
+        quantizer_class: what quantizers are made of.
     """
 
     descriptors: ClassVar[tuple[str, ...]] = (INPUT,)
     default_quant_desc_input: ClassVar[QuantDescriptor] = QuantDescriptor()
+    quantizer_class: ClassVar[type[TensorQuantizer]] = TensorQuantizer
     _input_quantizer: InputQuantizer
 
     @classmethod
@@ -47,7 +49,14 @@ class QuantInputMixin:
 
     def init_quantizer(self, quant_desc_input: QuantDescriptor) -> None:
         """Make the quantizer of the input; call it after the constructor of ``nn.Module``."""
-        self._input_quantizer = build_quantizer(quant_desc_input, INPUT)
+        self._input_quantizer = self.build_quantizer(quant_desc_input, INPUT)
+
+    @classmethod
+    def build_quantizer(cls, descriptor: QuantDescriptor, name: str) -> TensorQuantizer:
+        """A quantizer by its descriptor, which must ask for fake quantization: a module computes on floats."""
+        if not _descriptor(descriptor, name).fake_quant:
+            raise ValueError(f"{name}: only fake quantization is supported inside a module, not fake_quant=False")
+        return cls.quantizer_class(descriptor)
 
     def place_input_quantizer(self, quantizer: TensorQuantizer) -> None:
         """Say that ``quantizer`` runs on the edge before this module."""
@@ -102,12 +111,12 @@ class QuantMixin(QuantInputMixin):
         desc_weight = quant_desc_weight or type(self).default_quant_desc_weight
         num_layers = num_layers or self._places()
         if num_layers is None:
-            self._input_quantizer = build_quantizer(quant_desc_input, INPUT)
-            self._weight_quantizer = build_quantizer(desc_weight, WEIGHT)
+            self._input_quantizer = self.build_quantizer(quant_desc_input, INPUT)
+            self._weight_quantizer = self.build_quantizer(desc_weight, WEIGHT)
             return
         layers = range(num_layers)
-        self._input_quantizers = nn.ModuleList(build_quantizer(quant_desc_input, INPUT) for _ in layers)
-        self._weight_quantizers = nn.ModuleList(build_quantizer(desc_weight, WEIGHT) for _ in layers)
+        self._input_quantizers = nn.ModuleList(self.build_quantizer(quant_desc_input, INPUT) for _ in layers)
+        self._weight_quantizers = nn.ModuleList(self.build_quantizer(desc_weight, WEIGHT) for _ in layers)
 
     def _places(self) -> int | None:
         """How many pairs of quantizers there are, or None if there is one that is not numbered."""
@@ -136,13 +145,6 @@ def refuse_unknown(name: str, given: Mapping[str, object], allowed: Iterable[str
     for argument in given:
         if argument not in allowed:
             raise TypeError(f"{name} has no argument {argument!r}{suggest(argument, allowed)}")
-
-
-def build_quantizer(descriptor: QuantDescriptor, name: str) -> TensorQuantizer:
-    """A quantizer by its descriptor, which must ask for fake quantization: a module computes on floats."""
-    if not _descriptor(descriptor, name).fake_quant:
-        raise ValueError(f"{name}: only fake quantization is supported inside a module, not fake_quant=False")
-    return TensorQuantizer(descriptor)
 
 
 def adopt_checked(cls: type[Any], module: nn.Module) -> Any:  # noqa: ANN401

@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from bitwright.errors import ConfigError
-from bitwright.nn.mixins import QuantInputMixin, build_quantizer
+from bitwright.nn.mixins import QuantInputMixin
 from bitwright.quantizer import QuantDescriptor, TensorQuantizer
 
 
@@ -63,7 +63,7 @@ class QuantOpr(QuantInputMixin, nn.Module):
         self.init_quantizer(quant_desc_input or self.default_quant_desc_input)
         if self.has_weight():
             default = QuantDescriptor(axis=self.channel_axis)
-            self._weight_quantizer = build_quantizer(quant_desc_weight or default, "quant_desc_weight")
+            self._weight_quantizer = self.build_quantizer(quant_desc_weight or default, "quant_desc_weight")
 
     def extra_repr(self) -> str:
         """Show what the subclass has put into ``_repr_info``."""

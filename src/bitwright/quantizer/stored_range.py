@@ -131,40 +131,51 @@ class StoredRange(nn.Module):
         return self._stored() if amax is None else self._steps(amax)
 
     def _steps(self, amax: Tensor) -> tuple[Tensor, Tensor]:
+        return symmetric_scale(self._reach(amax), self.spec)
+
+    def _reach(self, amax: Tensor) -> Tensor:
+        """The magnitudes to represent, one for each range, given the largest ones in any shape."""
         grain, reach = self.spec.granularity, wide(amax)
         if isinstance(grain, PerTensor):
             reach = reach.reshape(()) if reach.numel() == 1 else reach  # tensors are compared with it when they come
         elif isinstance(grain, PerChannel):
             reach = reach.reshape(-1)
-        return symmetric_scale(reach if self.scale_amax is None else reach * self.scale_amax, self.spec)
+        return reach if self.scale_amax is None else reach * self.scale_amax
 
-    def _params(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The scale and zero point for ``x``: those stored, or by its own range."""
-        amax, (scale, zero_point) = self._buffers.get("_amax"), self._stored()
-        if amax is None and (scale.numel() or self.method.has_range):
-            return scale, zero_point
-        shape = self.spec.param_shape(tuple(x.shape))
+    def _reach_of(self, x: Tensor) -> Tensor:
+        """The magnitudes to represent in ``x``, one for each range: those stored, or its own."""
+        amax = self._buffers.get("_amax")
         if amax is None:
-            return self._own_params(x)
-        scale, zero_point = self._steps(amax)
-        if scale.shape == shape:
-            return scale, zero_point
-        if scale.numel() == 1:
-            return scale.expand(shape), zero_point.expand(shape)
+            if self._stored()[0].numel():
+                return self.range()[1]
+            lo, hi = self._own_ends(x)
+            return self._reach(torch.maximum(-lo, hi) if self.spec.format.signed else hi.clamp(min=0))
+        reach, shape = self._reach(amax), self.spec.param_shape(tuple(x.shape))
+        if reach.shape == shape:
+            return reach
+        if reach.numel() == 1:
+            return reach.expand(shape)
         raise ConfigError(
             f"amax of shape {tuple(amax.shape)} does not fit the quantizer{self._named()} for a tensor of shape "
             f"{tuple(x.shape)}: it needs one value, or {shape}"
         )
 
-    def _own_params(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The scale and zero point by the range of ``x``."""
-        if not self.dynamic:
-            raise self._no_range()
-        lo, hi = _ends(x.detach(), self.spec)
-        if self.spec.symmetric:
-            return self._steps(torch.maximum(-lo, hi) if self.spec.format.signed else hi.clamp(min=0))
+    def _params(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The scale and zero point for ``x``: those stored, or by its own range."""
+        stored = self._stored()
+        if "_amax" not in self._buffers and (stored[0].numel() or self.method.has_range):
+            return stored
+        if self.spec.symmetric or "_amax" in self._buffers:
+            return symmetric_scale(self._reach_of(x), self.spec)
+        lo, hi = self._own_ends(x)
         factor = 1.0 if self.scale_amax is None else self.scale_amax
         return scale_and_zero_point(lo * factor, hi * factor, self.spec)
+
+    def _own_ends(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The lowest and highest value of ``x`` for each range."""
+        if not self.dynamic:
+            raise self._no_range()
+        return _ends(x.detach(), self.spec)
 
     def _check_qparams(self, scale: Tensor, zero_point: Tensor) -> None:
         named, spec = self._named(), self.spec

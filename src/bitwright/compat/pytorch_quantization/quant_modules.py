@@ -8,6 +8,7 @@ from typing import NamedTuple
 from torch import nn
 
 from bitwright import quant_modules as _ours
+from bitwright.compat.pytorch_quantization import nn as quant_nn
 from bitwright.compat.pytorch_quantization.onnx_export import enable_onnx_export
 from bitwright.quant_modules import Replacement, deactivate, replaceable
 
@@ -25,11 +26,11 @@ def initialize(
         custom_quant_modules: more replacements, as (module, name in it, class); they win over ``float_module_list``.
     """
     deactivate()
-    possible = replaceable()
+    possible, left = replaceable(), list(float_module_list or ())
     # A layer that is never replaced may be named: it stays float indeed. A name that torch does not know is refused.
-    asked = [name for name in float_module_list or () if name in possible or not hasattr(nn, name)]
-    left = dict.fromkeys([*(name for name in possible if name not in REPLACED), *asked])
-    return _ours.initialize(left, custom_quant_modules)
+    ours = dict.fromkeys([*possible, *(name for name in left if not hasattr(nn, name))])
+    old = [entry for entry in _entries() if entry.mod_name not in left]
+    return _ours.initialize(ours, [*old, *(custom_quant_modules or ())])
 
 
 class QuantEntry(NamedTuple):
@@ -38,6 +39,10 @@ class QuantEntry(NamedTuple):
     orig_mod: ModuleType
     mod_name: str
     replace_mod: type[nn.Module]
+
+
+def _entries() -> list[QuantEntry]:
+    return [QuantEntry(nn, name, getattr(quant_nn, name)) for name in REPLACED]
 
 
 class QuantModuleReplacementHelper:
@@ -50,8 +55,7 @@ class QuantModuleReplacementHelper:
     """
 
     def __init__(self) -> None:
-        found = replaceable()
-        self.default_quant_map = [QuantEntry(nn, name, found[name]) for name in REPLACED]
+        self.default_quant_map = _entries()
         self.quant_map: set[QuantEntry] = set()
         self.orginal_func_map: set[QuantEntry] = set()
 

@@ -38,16 +38,17 @@ LARGEST_HALF = 65504.0
 
 
 class _Straight(Function):
-    """Values computed elsewhere, with the gradient of ``x`` where it was inside its range."""
+    """Values computed elsewhere, with the gradient of ``x`` where it is between two ends."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, values: Tensor, inside: Tensor) -> Tensor:
-        ctx.save_for_backward(inside)
+    def forward(ctx: Any, x: Tensor, values: Tensor, low: Tensor, high: Tensor) -> Tensor:
+        ctx.save_for_backward(x, low, high)
         return values.clone()
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return grads[0].masked_fill(~ctx.saved_tensors[0], 0), None, None
+        x, low, high = ctx.saved_tensors
+        return torch.where((x >= low) & (x <= high), grads[0], 0.0), None, None, None
 
 
 def tensor_quant(
@@ -65,7 +66,7 @@ def tensor_quant(
             f"scale is too large for FP16 with amax={float(amax.min()):.4g}: it is {float(scale.max()):.6g}, the "
             f"largest half is {LARGEST_HALF:.0f}; quantize in float32"
         )
-    return _Straight.apply(inputs, q.to(inputs.dtype), inputs.abs() <= amax), scale.to(inputs.dtype)
+    return _Straight.apply(inputs, q.to(inputs.dtype), -amax, amax), scale.to(inputs.dtype)
 
 
 def fake_tensor_quant(
@@ -78,7 +79,7 @@ def fake_tensor_quant(
     """Quantize and dequantize."""
     amax = _checked(inputs, amax, unsigned)
     q, scale = _integers(inputs.detach(), amax, num_bits, unsigned, narrow_range)
-    return _Straight.apply(inputs, (q / scale.to(q.dtype)).to(inputs.dtype), inputs.abs() <= amax)
+    return _Straight.apply(inputs, (q / scale.to(q.dtype)).to(inputs.dtype), -amax, amax)
 
 
 legacy_fake_tensor_quant = fake_tensor_quant
@@ -95,7 +96,7 @@ def fake_affine_tensor_quant(
     lowest = -(2.0 ** (num_bits - 1))
     zero = torch.round(low / step) - lowest
     q = torch.clamp(torch.round(wide(inputs.detach()) / step) - zero, lowest, -lowest - 1)
-    return _Straight.apply(inputs, ((q + zero) * step).to(inputs.dtype), (inputs >= low) & (inputs <= high))
+    return _Straight.apply(inputs, ((q + zero) * step).to(inputs.dtype), low, high)
 
 
 def scaled_e4m3(inputs: Tensor, amax: Tensor | float | None = None, E: int = 4, M: int = 3) -> Tensor:
@@ -115,27 +116,27 @@ def _scaled_fp8(
         raise NotImplementedError(f"{name} has E={allowed[0]} and M={allowed[1]}, not E={given[0]} and M={given[1]}")
     kind = BY_BITS[allowed]
     amax = _checked(inputs, kind.top if amax is None else amax, unsigned=False)
-    scale, dead = _multiplier(kind.top, amax)
+    amax = wide(amax)
+    dead = amax <= SMALLEST_AMAX
+    scale = torch.where(dead, 0.0, amax.reciprocal() * kind.top)
     rounded = to_fp8(wide(inputs.detach()) * scale, kind).to(wide(inputs).dtype)
     values = (rounded / torch.where(dead, 1.0, scale)).masked_fill(inputs.abs() < SMALLEST_AMAX, 0)
-    return _Straight.apply(inputs, values.to(inputs.dtype), inputs.abs() <= amax)
+    return _Straight.apply(inputs, values.to(inputs.dtype), -amax, amax)
+
+
+FP8 = {(4, 3): scaled_e4m3, (5, 2): scaled_e5m2}
 
 
 def _integers(x: Tensor, amax: Tensor, num_bits: int, unsigned: bool, narrow: bool) -> tuple[Tensor, Tensor]:
     """The integers of ``x`` (as floats, not in half precision) and the scale that divides them."""
     bound = 2.0 ** (num_bits - 1 + int(unsigned)) - 1.0
-    scale, dead = _multiplier(bound, amax)
-    q = (wide(x) * scale).round_().clamp_(0.0 if unsigned else -bound if narrow else -bound - 1.0, bound)
-    return q, torch.where(dead, 1.0, scale)
-
-
-def _multiplier(top: float, amax: Tensor) -> tuple[Tensor, Tensor]:
-    """``top / amax``, 0 where amax is too small, and where that is."""
     amax = wide(amax)
     dead = amax <= SMALLEST_AMAX
     # A tensor divides a tensor: a plain number would be multiplied with the reciprocal, which rounds twice.
-    scale = torch.full((), top, dtype=torch.float32, device=amax.device) / amax
-    return torch.where(dead, 0.0, scale), dead
+    scale = torch.full((), bound, dtype=torch.float32, device=amax.device) / amax
+    lowest = 0.0 if unsigned else -bound if narrow else -bound - 1.0
+    q = (wide(x) * torch.where(dead, 0.0, scale)).round_().clamp_(lowest, bound)
+    return q, torch.where(dead, 1.0, scale)
 
 
 def _tensor(x: Tensor, end: Tensor | float) -> Tensor:

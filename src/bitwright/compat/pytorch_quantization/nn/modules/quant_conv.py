@@ -1,17 +1,11 @@
 """Quantized convolutions, with and without "Quant" in their names."""
 
-from bitwright.nn import (
-    QuantConv1d,
-    QuantConv2d,
-    QuantConv3d,
-    QuantConvTranspose1d,
-    QuantConvTranspose2d,
-    QuantConvTranspose3d,
-)
+from bitwright import nn as _nn
+from bitwright.compat.pytorch_quantization.nn.modules._utils import as_before as _as_before
 
-Conv1d = QuantConv1d
-Conv2d = QuantConv2d
-Conv3d = QuantConv3d
-ConvTranspose1d = QuantConvTranspose1d
-ConvTranspose2d = QuantConvTranspose2d
-ConvTranspose3d = QuantConvTranspose3d
+QuantConv1d = Conv1d = _as_before(_nn.QuantConv1d, __name__)
+QuantConv2d = Conv2d = _as_before(_nn.QuantConv2d, __name__)
+QuantConv3d = Conv3d = _as_before(_nn.QuantConv3d, __name__)
+QuantConvTranspose1d = ConvTranspose1d = _as_before(_nn.QuantConvTranspose1d, __name__)
+QuantConvTranspose2d = ConvTranspose2d = _as_before(_nn.QuantConvTranspose2d, __name__)
+QuantConvTranspose3d = ConvTranspose3d = _as_before(_nn.QuantConvTranspose3d, __name__)

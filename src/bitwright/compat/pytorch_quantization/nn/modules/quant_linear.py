@@ -1,5 +1,6 @@
 """The quantized linear layer, with and without "Quant" in its name."""
 
-from bitwright.nn import QuantLinear
+from bitwright import nn as _nn
+from bitwright.compat.pytorch_quantization.nn.modules._utils import as_before as _as_before
 
-Linear = QuantLinear
+QuantLinear = Linear = _as_before(_nn.QuantLinear, __name__)

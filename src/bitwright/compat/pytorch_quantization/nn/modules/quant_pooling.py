@@ -1,23 +1,14 @@
-"""Quantized pooling, with and without "Quant" in their names."""
+"""Quantized pooling, with and without "Quant" in its names."""
 
-from bitwright.nn import (
-    QuantAdaptiveAvgPool1d,
-    QuantAdaptiveAvgPool2d,
-    QuantAdaptiveAvgPool3d,
-    QuantAvgPool1d,
-    QuantAvgPool2d,
-    QuantAvgPool3d,
-    QuantMaxPool1d,
-    QuantMaxPool2d,
-    QuantMaxPool3d,
-)
+from bitwright import nn as _nn
+from bitwright.compat.pytorch_quantization.nn.modules._utils import as_before as _as_before
 
-AdaptiveAvgPool1d = QuantAdaptiveAvgPool1d
-AdaptiveAvgPool2d = QuantAdaptiveAvgPool2d
-AdaptiveAvgPool3d = QuantAdaptiveAvgPool3d
-AvgPool1d = QuantAvgPool1d
-AvgPool2d = QuantAvgPool2d
-AvgPool3d = QuantAvgPool3d
-MaxPool1d = QuantMaxPool1d
-MaxPool2d = QuantMaxPool2d
-MaxPool3d = QuantMaxPool3d
+QuantAdaptiveAvgPool1d = AdaptiveAvgPool1d = _as_before(_nn.QuantAdaptiveAvgPool1d, __name__)
+QuantAdaptiveAvgPool2d = AdaptiveAvgPool2d = _as_before(_nn.QuantAdaptiveAvgPool2d, __name__)
+QuantAdaptiveAvgPool3d = AdaptiveAvgPool3d = _as_before(_nn.QuantAdaptiveAvgPool3d, __name__)
+QuantAvgPool1d = AvgPool1d = _as_before(_nn.QuantAvgPool1d, __name__)
+QuantAvgPool2d = AvgPool2d = _as_before(_nn.QuantAvgPool2d, __name__)
+QuantAvgPool3d = AvgPool3d = _as_before(_nn.QuantAvgPool3d, __name__)
+QuantMaxPool1d = MaxPool1d = _as_before(_nn.QuantMaxPool1d, __name__)
+QuantMaxPool2d = MaxPool2d = _as_before(_nn.QuantMaxPool2d, __name__)
+QuantMaxPool3d = MaxPool3d = _as_before(_nn.QuantMaxPool3d, __name__)

@@ -1,6 +1,56 @@
-"""The quantizer of a tensor."""
+"""The quantizer of a tensor, with the old values to the last bit."""
 
+import torch
+from torch import Tensor
+
+from bitwright.compat.pytorch_quantization import tensor_quant
 from bitwright.compat.pytorch_quantization.onnx_export import enable_onnx_export
-from bitwright.quantizer import TensorQuantizer
+from bitwright.methods.amax import AmaxFakeQuantize
+from bitwright.numerics.precision import wide
+from bitwright.numerics.views import broadcast
+from bitwright.quantizer import TensorQuantizer as _TensorQuantizer
+
+
+class TensorQuantizer(_TensorQuantizer):
+    """A quantizer that computes as the functions of ``tensor_quant`` do.
+
+    A file has QuantizeLinear, which divides by the step amax / bound: the last bit of its values can differ, and a
+    value half way between two steps can go the other way. Weights are stored as the integers that were trained with.
+    """
+
+    def fake_quantize(self, x: Tensor) -> Tensor:
+        """Quantize and dequantize ``x``, whatever the mode."""
+        method = self.method
+        if not isinstance(method, AmaxFakeQuantize) or not x.numel():
+            return super().fake_quantize(x)
+        x = method.clipped(x)
+        if not method.rounds:
+            return x
+        amax = self._broadcast_amax(x)
+        if isinstance(self.num_bits, tuple):
+            return tensor_quant.FP8[self.num_bits](x, amax)
+        if not method.real:
+            return tensor_quant.fake_tensor_quant(x, amax, self.num_bits, self.unsigned, self.narrow_range)
+        # The old quantizer leaves the lowest integer out here, whatever narrow_range says.
+        y, method.multiplier = tensor_quant.tensor_quant(x, amax, self.num_bits, self.unsigned)
+        return y
+
+    def integers(self, x: Tensor) -> Tensor:
+        """The integers that ``x`` is stored as."""
+        if not isinstance(self.method, AmaxFakeQuantize) or isinstance(self.num_bits, tuple):
+            return super().integers(x)
+        x = self.method.clipped(x)
+        q, _ = tensor_quant.tensor_quant(
+            wide(x.detach()), self._broadcast_amax(x), self.num_bits, self.unsigned, self.narrow_range
+        )
+        return q.to(self.spec.format.storage)
+
+    def _broadcast_amax(self, x: Tensor) -> Tensor:
+        """The largest magnitude in force, shaped to broadcast against ``x``."""
+        method = self.method
+        if self.learn_amax:
+            return torch.maximum(-method.clip_value_min, method.clip_value_max).detach()  # pyrefly: ignore
+        return broadcast(self._reach_of(x), x, method.axis, None)
+
 
 __all__ = ["TensorQuantizer", "enable_onnx_export"]
