@@ -212,6 +212,28 @@ def _compiled() -> bool:
     return importlib.util.find_spec("torch._dynamo.eval_frame") is not None
 
 
+# ------------------------------------------------------------------------------------------ torch.export
+
+
+EXPORT_TRACE = "torch.export._trace"
+"""The module that prints what it has of a graph when ``torch.export`` fails."""
+
+
+def mute_failed_graphs(muted: Callable[[], bool]) -> None:
+    """Let ``torch.export`` print the graph of a failure only while ``muted()`` is False.
+
+    Leans on ``torch.export._trace``, where a function named ``print`` takes the place of Python's own.
+    """
+    module: Any = importlib.import_module(EXPORT_TRACE)
+    module.print = lambda *args, **options: None if muted() else print(*args, **options)  # noqa: T201
+
+
+@_check
+def _export_trace() -> bool:
+    """torch.export traces in a module of its own."""
+    return importlib.util.find_spec(EXPORT_TRACE) is not None
+
+
 # ----------------------------------------------------------------------------------------------- torch.fx
 
 

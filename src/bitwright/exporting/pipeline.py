@@ -15,7 +15,7 @@ from bitwright.exporting.record import ExportedFile, ExportRecord
 from bitwright.files import check_output
 from bitwright.graph import Inputs
 from bitwright.nn.weight_sites import weight_sites
-from bitwright.preparation import ledger_of
+from bitwright.preparation import Ledger, ledger_of
 
 
 def export(
@@ -54,10 +54,25 @@ def export(
         for file in writer.files(Path(path)):
             check_output(file, overwrite=overwrite)
         deployment = deploy(model, clean=writer.clean) if quantized else float_twin(model)
-        return writer.write(deployment, inputs, Path(path), options).to_json().encode()
+        try:
+            return writer.write(deployment, inputs, Path(path), options).to_json().encode()
+        except ExportError as error:
+            raise ExportError(f"{error}{_as_written(ledger)}") from error
 
     record = ExportRecord.from_json(from_first_rank(write).decode())
     return ExportedFile(Path(path), record, tuple(writer.files(Path(path))))
+
+
+def _as_written(ledger: Ledger) -> str:
+    """Say which modules run as written: their Python is the likely cause of a refusal."""
+    shown = [f"{name or 'the model'} ({reason})" for name, reason in ledger.islands.items()]
+    if not shown:
+        return ""
+    more = f" and {len(shown) - 3} more" if len(shown) > 3 else ""
+    return (
+        f". These run as written, and a file holds no Python: {', '.join(shown[:3])}{more}. Write them without "
+        "decisions by data, or export the parts before and after them"
+    )
 
 
 def _check_precision(model: nn.Module) -> None:

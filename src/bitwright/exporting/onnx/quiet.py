@@ -11,15 +11,21 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
+from bitwright.torch_internals import mute_failed_graphs
+
 _SPEAKERS = ("torch", "onnxscript", "onnx_ir")
 _EARLY = "torch.onnx._internal.exporter._registration"  # speaks before its module has been imported by anything else
 _thread = threading.local()
 _one_at_a_time = threading.RLock()
 
 
+def _exporting() -> bool:
+    return getattr(_thread, "exporting", False)
+
+
 class _MuteLog(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
-        return not getattr(_thread, "exporting", False)
+        return not _exporting()
 
 
 class _MuteWarnings:
@@ -29,7 +35,7 @@ class _MuteWarnings:
         self.show = warnings.showwarning
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
-        if not getattr(_thread, "exporting", False):
+        if not _exporting():
             self.show(*args, **kwargs)
 
 
@@ -45,6 +51,7 @@ def quiet_exporter() -> Iterator[None]:
             logging.getLogger(name).addFilter(_mute_log)
         if not isinstance(warnings.showwarning, _MuteWarnings):
             warnings.showwarning = _MuteWarnings()
+        mute_failed_graphs(_exporting)
         _thread.exporting = True
         try:
             yield
