@@ -63,8 +63,7 @@ def swap_modules(
         raise ConfigError("this model is prepared already; swap the modules of the float model it was made from")
     target = find_backend(backend or _DEFAULT_BACKEND)
     check_recipe(Recipe(backend=target.name), target)
-    names = [name for name, module in model.named_modules() if not isinstance(module, TensorQuantizer)]
-    included, excluded = _patterns(include, names), _patterns(exclude, names) or []
+    included, excluded = _patterns(include, model), _patterns(exclude, model) or []
     whole = model if inplace else copy.deepcopy(model)
     ledger = Ledger(target, Recipe(backend=target.name), Inputs.of(() if example_inputs is None else example_inputs))
     kept = {"include": included, "exclude": excluded, "example_inputs": example_inputs}
@@ -74,11 +73,10 @@ def swap_modules(
     decisions = Decisions()
     swapped: dict[nn.Module, nn.Module] = {}
     for name, module in _outermost(whole):
-        cls = qmodule_for(type(module))
         if isinstance(module, QuantInputMixin):
             decisions.record(name, Decision(name, module_kind(module), judgement=OWN_QUANTIZERS))
-        elif _wanted(cls, name, module, included, asked) and not _matches(excluded, name):
-            made = swapped[module] = _made(cls, module, name, asked, descriptors)
+        elif _wanted(name, module, included, asked) and not _matches(excluded, name):
+            made = swapped[module] = _made(module, name, asked, descriptors)
             decision = Decision(name, module_kind(module), judgement=Judgement(Verdict.INTEGER))
             decisions.record(name, with_own_quantizers(decision, name, made))
     whole = replace_modules(whole, swapped)
@@ -87,9 +85,10 @@ def swap_modules(
     return whole
 
 
-def _patterns(given: str | Iterable[str] | None, names: list[str]) -> list[str] | None:
+def _patterns(given: str | Iterable[str] | None, model: nn.Module) -> list[str] | None:
     if given is None:
         return None
+    names = [name for name, module in model.named_modules() if not isinstance(module, TensorQuantizer)]
     patterns = [given] if isinstance(given, str) else list(given)
     for pattern in patterns:
         if not any(_matches([pattern], name) for name in names):
@@ -115,9 +114,8 @@ def _outermost(model: nn.Module) -> list[tuple[str, nn.Module]]:
     return found
 
 
-def _wanted(
-    cls: type[Any] | None, name: str, module: nn.Module, included: list[str] | None, backend: Backend | None
-) -> bool:
+def _wanted(name: str, module: nn.Module, included: list[str] | None, backend: Backend | None) -> bool:
+    cls = qmodule_for(type(module))
     if cls is None:
         return False
     if included is not None:
@@ -131,12 +129,9 @@ def _wanted(
 
 
 def _made(
-    cls: Any,  # noqa: ANN401
-    module: nn.Module,
-    name: str,
-    backend: Backend | None,
-    descriptors: Mapping[str, QuantDescriptor | None],
+    module: nn.Module, name: str, backend: Backend | None, descriptors: Mapping[str, QuantDescriptor | None]
 ) -> nn.Module:
+    cls: Any = qmodule_for(type(module))
     if backend is not None:
         made = make(cls, module, name, None)
         give_quantizers(made, name, operator_recipe(None, Recipe(backend=backend.name), backend), backend)

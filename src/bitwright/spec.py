@@ -156,18 +156,15 @@ class QuantSpec:
             raise ConfigError(f"a spec is text like 'int8 symmetric channel:0', not {text!r}")
         head, *words = text.split()
         number = NumberFormat(head)
-        flags = {w for w in words if w in _FLAGS}
+        flags = _FLAGS.intersection(words)
         if {"symmetric", "affine"} <= flags:
             raise ConfigError(f"the spec {text!r} asks for both symmetric and affine")
-        grains = [w for w in words if w not in _FLAGS]
-        if len(grains) > 1:
-            raise ConfigError(f"the spec {text!r} names more than one granularity: {', '.join(grains)}")
         return cls(
             number,
             symmetric="symmetric" in flags or ("affine" not in flags and number.signed),
             narrow="narrow" in flags,
             power_of_two="pot" in flags,
-            granularity=_parse_granularity(grains[0], text) if grains else PerTensor(),
+            granularity=_parse_granularity([w for w in words if w not in flags], text),
         )
 
     @property
@@ -203,7 +200,10 @@ class QuantSpec:
         return " ".join([*words, str(self.granularity)])
 
 
-def _parse_granularity(word: str, text: str) -> Granularity:
+def _parse_granularity(words: list[str], text: str) -> Granularity:
+    if len(words) > 1:
+        raise ConfigError(f"the spec {text!r} names more than one granularity: {', '.join(words)}")
+    word = words[0] if words else "tensor"
     match = _GRANULARITY.fullmatch(word)
     if not match:
         known = ["tensor", "channel:0", "group:128", *_FLAGS]

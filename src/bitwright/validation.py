@@ -1,6 +1,7 @@
 """What recipes and backends share: strict values, specs as text, files of data, and all mistakes named at once."""
 
 import contextlib
+import itertools
 import json
 import re
 import reprlib
@@ -94,12 +95,10 @@ def within_limits(data: Any) -> Any:  # noqa: ANN401
             raise ValueError(f"it has a number of {value.bit_length():,} bits")
         if not isinstance(value, Mapping | list | tuple | set | frozenset):
             return 1, 0
-        count, height = known.get(id(value), (0, 0))
-        if not count:
-            parts = [p for pair in value.items() for p in pair] if isinstance(value, Mapping) else value
-            inside = [measure(part, depth + 1) for part in parts] if depth <= DEEPEST else []
-            count, height = 1 + sum(c for c, _ in inside), 1 + max((h for _, h in inside), default=0)
-            known[id(value)] = count, height
+        if id(value) not in known:
+            inside = [measure(part, depth + 1) for part in _parts(value)] if depth <= DEEPEST else []
+            known[id(value)] = 1 + sum(c for c, _ in inside), 1 + max((h for _, h in inside), default=0)
+        count, height = known[id(value)]
         if depth + height > DEEPEST:
             raise ValueError(f"it is nested more than {DEEPEST} levels deep")
         if count > MOST:
@@ -108,6 +107,10 @@ def within_limits(data: Any) -> Any:  # noqa: ANN401
 
     measure(data, 0)
     return data
+
+
+def _parts(value: Any) -> Iterable[object]:  # noqa: ANN401
+    return itertools.chain.from_iterable(value.items()) if isinstance(value, Mapping) else value
 
 
 def _read_json(text: str) -> Any:  # noqa: ANN401

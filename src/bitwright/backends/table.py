@@ -20,29 +20,34 @@ print(tensorrt.weights.spec, tensorrt.operators.integer["conv2d"])
 
 def summary(backend: Backend) -> list[tuple[str, str]]:
     """What is true of a backend as a whole: specs, defaults, fusions, sharing and limits."""
-    operators, folding = backend.operators, backend.folding
+    operators = backend.operators
     merged = [f"{before} and {after}" for after, those in operators.merged.items() for before in sorted(those)]
-    power_of_two = backend.weights.power_of_two and backend.activations.power_of_two
     lines = [
         ("weights", _defaults(backend.weights)),
         ("activations", _defaults(backend.activations)),
         ("weights can be", _limits(backend.weights)),
         ("activations can be", _limits(backend.activations)),
-        ("scales", "powers of two" if power_of_two else ""),
         ("fused activations", listed(operators.fused)),
         ("nothing fused with", listed(operators.unfused)),
         ("no quantizer between", ", ".join(merged)),
         ("plain numbers in", listed(operators.numbers)),
         ("one scale for all inputs", listed(operators.share_inputs)),
-        ("first and last layers", f"{backend.first_last_bits} bits" if backend.first_last_bits else ""),
-        ("BatchNorm", "folded into the layer before it" if folding.batchnorm else "kept apart"),
-        ("attention", "split into products and a softmax" if operators.split_attention else ""),
-        ("constant factors", "folded into layers" if folding.constants else ""),
-        ("bias", "int32, in steps of input scale × weight scale" if backend.integer_bias else "float"),
+        *_choices(backend),
         ("reads", ", ".join(backend.formats) or "nothing that Bitwright writes"),
         ("runs here in", ", ".join(backend.runtimes) or "nothing on this machine"),
     ]
     return [line for line in lines if line[1]]
+
+
+def _choices(backend: Backend) -> Iterable[tuple[str, str]]:
+    """What a backend does one way or the other; nothing to say is empty text."""
+    both_powers = backend.weights.power_of_two and backend.activations.power_of_two
+    yield "scales", "powers of two" if both_powers else ""
+    yield "first and last layers", f"{backend.first_last_bits} bits" if backend.first_last_bits else ""
+    yield "BatchNorm", "folded into the layer before it" if backend.folding.batchnorm else "kept apart"
+    yield "attention", "split into products and a softmax" if backend.operators.split_attention else ""
+    yield "constant factors", "folded into layers" if backend.folding.constants else ""
+    yield "bias", "int32, in steps of input scale × weight scale" if backend.integer_bias else "float"
 
 
 def page(backends: Sequence[Backend]) -> str:

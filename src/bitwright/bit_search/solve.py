@@ -28,20 +28,18 @@ def choose(
     """
     optimize = require("scipy.optimize", "search", "choosing bits under a budget")
     sizes = [len(row) for row in costs]
-    extra = [float(value) for _, _, table in pairs for row in table for value in row]
-    none = np.zeros(len(extra))
+    together = np.concatenate([np.zeros(0), *(np.ravel(np.asarray(table, float)) for _, _, table in pairs)])
+    none = np.zeros_like(together)
     constraints = [optimize.LinearConstraint(rows, low, low) for rows, low in _structure(sizes, pairs)]
     for name, table, limit in limits:
         least = sum(min(row) for row in table)
         if least > limit and name != paired:
             raise ConfigError(f"no choice of bits keeps {name} at {limit:.6g}: the least possible is {least:.6g}")
-        numbers = np.concatenate([*(np.asarray(row, float) for row in table), extra if name == paired else none])
-        scale = max(float(np.abs(numbers).max()), 1e-300)  # sums of bytes and of damages differ by many powers of ten
-        constraints.append(optimize.LinearConstraint(numbers[None, :] / scale, -np.inf, limit / scale))
-    flat = np.concatenate([*(np.asarray(row, float) for row in costs), none if paired else extra])
-    scale = max(float(np.abs(flat).max()), 1e-300)
+        numbers, scale = _scaled(table, together if name == paired else none)
+        constraints.append(optimize.LinearConstraint(numbers[None, :], -np.inf, limit / scale))
+    flat, _ = _scaled(costs, none if paired else together)
     solved = optimize.milp(
-        flat / scale,
+        flat,
         constraints=constraints,
         integrality=np.ones(len(flat)),
         bounds=optimize.Bounds(0, 1),
@@ -52,6 +50,13 @@ def choose(
     chosen = np.round(solved.x).astype(bool)
     starts = np.cumsum([0, *sizes])
     return [int(np.flatnonzero(chosen[a:b])[0]) for a, b in pairwise(starts)]
+
+
+def _scaled(table: Table, together: np.ndarray) -> tuple[np.ndarray, float]:
+    """A number for each variable, and what they were divided by: bytes and damages differ by many powers of ten."""
+    numbers = np.concatenate([*(np.asarray(row, float) for row in table), together])
+    scale = max(float(np.abs(numbers).max()), 1e-300)
+    return numbers / scale, scale
 
 
 def _structure(sizes: Sequence[int], pairs: Sequence[Pair]) -> list[tuple[np.ndarray, float]]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from torch import fx
 
@@ -9,8 +10,9 @@ from bitwright.backends import Backend
 from bitwright.graph import CapturedModel
 from bitwright.graph.names import qualified
 from bitwright.preparation.decisions import Decisions
-from bitwright.preparation.operator_recipe import OperatorRecipe, operator_recipe
+from bitwright.preparation.operator_recipe import OperatorRecipe, no_quantizer, operator_recipe
 from bitwright.preparation.rule_targets import RuleTargets
+from bitwright.quantizer import TensorQuantizer
 from bitwright.recipe import Recipe, Rule
 
 
@@ -49,6 +51,11 @@ class Job:
     targets: RuleTargets
     islands: Collection[str] = ()
     _recipes: dict[tuple[int, bool], OperatorRecipe] = field(default_factory=dict)
+
+    @cached_property
+    def no_input_quantizer(self) -> TensorQuantizer:
+        """What all layers hold until a quantizer is placed before them, and keep where their input stays float."""
+        return no_quantizer(self.backend.activations.spec)
 
     def rule_for(self, node: fx.Node, path: str, operator: str) -> Rule | None:
         """The rule that wins for a call in the graph that stands at ``path``."""

@@ -66,7 +66,7 @@ def _qmodule(node: fx.Node, module: nn.Module | None, decision: Decision, job: J
         return NOT_SWAPPED
     _give_weight_quantizer(made, decision.name, decision.recipe.weight, job.backend)
     if isinstance(made, QuantInputMixin) and "_input_quantizer" not in made.__dict__:
-        made.place_input_quantizer(no_quantizer(job.backend.activations.spec))  # until one is placed
+        made.place_input_quantizer(job.no_input_quantizer)
     return made
 
 

@@ -1,7 +1,7 @@
 """Losses: which operators take longer in integers than in float, with the conversions that they alone need."""
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -86,34 +86,40 @@ def _conversions(
     executed: list[Executed], nodes: list[FileNode], owner: Mapping[str, str], integer: set[str]
 ) -> dict[str, float]:
     """What conversions cost, charged to the integer operators at their integer end, in equal shares."""
-    makers = {tensor: node for node in nodes for tensor in node.outputs}
-    readers: dict[str, list[FileNode]] = defaultdict(list)
-    for node in nodes:
-        for tensor in node.inputs:
-            readers[tensor].append(node)
-    by_name = {node.name: node for node in nodes}
+    neighbours = _Neighbours(nodes)
     charged: dict[str, float] = defaultdict(float)
     for event in executed:
-        parts = [by_name[n] for n in event.nodes if n in by_name] if event.role == "conversion" else []
-        ends = {owner[n] for part in parts for n in _ends(part, makers, readers) if n in owner}
-        for name in ends & integer:
-            charged[name] += event.microseconds / len(ends & integer)
+        ends = neighbours.ends(event.nodes) if event.role == "conversion" else ()
+        payers = {owner[n] for n in ends if n in owner} & integer
+        for name in payers:
+            charged[name] += event.microseconds / len(payers)
     return charged
 
 
-def _ends(node: FileNode, makers: Mapping[str, FileNode], readers: Mapping[str, list[FileNode]]) -> list[str]:
-    """The operators at the integer end of a conversion: those that read what it quantizes, or make what it converts."""
-    quantizes = node.type == "QuantizeLinear"
-    near = [r for t in node.outputs for r in readers.get(t, ())] if quantizes else [makers.get(node.inputs[0])]
-    found: list[str] = []
-    for other in near:
-        if other is not None and other.type in _CONVERSIONS:
-            beyond = [r for t in other.outputs for r in readers.get(t, ())] if quantizes else []
-            beyond += [made] if not quantizes and (made := makers.get(other.inputs[0])) is not None else []
-            found += [b.name for b in beyond]
-        elif other is not None:
-            found.append(other.name)
-    return found
+class _Neighbours:
+    """Which nodes of a file come before and after each."""
+
+    def __init__(self, nodes: list[FileNode]) -> None:
+        self.by_name = {node.name: node for node in nodes}
+        self.makers = {tensor: node for node in nodes for tensor in node.outputs}
+        self.readers: dict[str, list[FileNode]] = defaultdict(list)
+        for node in nodes:
+            for tensor in node.inputs:
+                self.readers[tensor].append(node)
+
+    def ends(self, names: Iterable[str]) -> Iterator[str]:
+        """The operators at the integer end of conversions: they read what is quantized, or make what is dequantized."""
+        for node in (self.by_name[n] for n in names if n in self.by_name):
+            step = self._after if node.type == "QuantizeLinear" else self._before
+            for near in step(node):
+                yield from (n.name for n in (step(near) if near.type in _CONVERSIONS else [near]))
+
+    def _after(self, node: FileNode) -> list[FileNode]:
+        return [reader for tensor in node.outputs for reader in self.readers.get(tensor, ())]
+
+    def _before(self, node: FileNode) -> list[FileNode]:
+        maker = self.makers.get(node.inputs[0])
+        return [] if maker is None else [maker]
 
 
 def without(recipe: Recipe, left: list[LeftFloat]) -> Recipe:

@@ -8,6 +8,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from bitwright.exporting.bundles.ranges import Range
+from bitwright.exporting.onnx.file import inner_nodes
 
 _TYPES = {
     "int8": onnx.TensorProto.INT8,
@@ -42,31 +43,26 @@ class _Joining:
 
     def run(self, ranges: dict[str, Range]) -> None:
         graph = self.graph
-        stored = [r for name, r in ranges.items() if name in self.values]
-        nodes = [node for r in stored for node in self._stored(r)]
-        for name in [n for n in self.inputs if n in ranges and n not in self.values]:
-            nodes += self._computed(ranges[name], name)
+        stored = ranges.keys() & self.values.keys()
+        nodes = [self._stored(r) for name, r in ranges.items() if name in stored]
+        nodes += self._quantized(self.inputs - stored, ranges)
         for node in graph.node:
             self._rename(node)
-            nodes.append(node)
-            for name in [name for name in node.output if name in ranges]:
-                nodes += self._computed(ranges[name], name)
+            nodes += [node, *self._quantized(node.output, ranges)]
         copies = [onnx.NodeProto.FromString(n.SerializeToString()) for n in nodes]
-        del graph.node[:]
+        kept = [onnx.TensorProto.FromString(i.SerializeToString()) for i in graph.initializer if i.name not in stored]
+        del graph.node[:], graph.initializer[:], graph.value_info[:]
         graph.node.extend(copies)
-        replaced = {r.place.tensor for r in stored}
-        for i in reversed(range(len(graph.initializer))):
-            if graph.initializer[i].name in replaced:
-                del graph.initializer[i]
-        graph.initializer.extend(self.constants)
-        del graph.value_info[:]
+        graph.initializer.extend([*kept, *self.constants])
+
+    def _quantized(self, names: Iterable[str], ranges: dict[str, Range]) -> list[onnx.NodeProto]:
+        return [node for name in sorted(names) if name in ranges for node in self._computed(ranges[name], name)]
 
     def _rename(self, node: onnx.NodeProto) -> None:
         for i, name in enumerate(node.input):
             node.input[i] = self.read_as.get(name, name)
-        for attribute in node.attribute:
-            for inner in attribute.g.node if attribute.HasField("g") else ():
-                self._rename(inner)
+        for inner in inner_nodes(node):
+            self._rename(inner)
 
     def _computed(self, found: Range, source: str) -> list[onnx.NodeProto]:
         """Quantize and dequantize a tensor; what the caller is given is what was dequantized."""
@@ -100,7 +96,7 @@ class _Joining:
                 if made == tensor:
                     node.output[i] = name
 
-    def _stored(self, found: Range) -> list[onnx.NodeProto]:
+    def _stored(self, found: Range) -> onnx.NodeProto:
         """Store a constant as the integers that its range gives it."""
         place = found.place
         scale, point = (_along(p, found, self.values[place.tensor]) for p in (found.scale, found.zero_point))
@@ -108,14 +104,10 @@ class _Joining:
         integers = np.clip(steps, found.qmin, found.qmax).astype(np.int64)
         self._constant(place.integers, integers, place.type)
         parameters = self._parameters(found)
-        node = helper.make_node(
-            "DequantizeLinear",
-            [place.integers, *(parameters if place.type != "int32" else parameters[:1])],
-            [place.tensor],
-            name=f"{place.tensor}/dequantize",
-            **_places(found),
+        name = f"{place.tensor}/dequantize"
+        return helper.make_node(
+            "DequantizeLinear", [place.integers, *parameters], [place.tensor], name=name, **_places(found)
         )
-        return [node]
 
     def _parameters(self, found: Range) -> list[str]:
         tensor = found.place.tensor

@@ -14,12 +14,13 @@ from onnx import numpy_helper
 
 from bitwright.errors import ExportError
 from bitwright.exporting.bundles.ranges import Place, Range
-from bitwright.exporting.onnx.file import dequantized
+from bitwright.exporting.onnx.file import dequantized, inner_nodes
 from bitwright.exporting.record import ExportRecord
 from bitwright.spec import QuantSpec
 
 _PAIR = ("QuantizeLinear", "DequantizeLinear")
 _SHAPES = ("Shape", "Size")  # they read no values
+_CLIPS = {"Clip": ("low", "high"), "Min": ("high",), "Max": ("low",)}
 
 
 @dataclass
@@ -68,8 +69,7 @@ class _Splitting:
     def _refuse_what_is_inside(self) -> None:
         """Branches and loops with quantizers of their own, and integers that something else reads."""
         for node in self.graph.node:
-            inner = [a.g for a in node.attribute if a.HasField("g")]
-            if any(n.op_type in _PAIR for g in inner for n in g.node):
+            if any(inner.op_type in _PAIR for inner in inner_nodes(node)):
                 raise ExportError(f"{node.name} has quantizers in a branch or loop, which no file of ranges names")
             if node.op_type == "DynamicQuantizeLinear":
                 raise ExportError(f"{node.name} finds its range while it runs: a file of ranges has no place for that")
@@ -81,53 +81,59 @@ class _Splitting:
     def _take_out(self, node: onnx.NodeProto) -> None:
         """One quantizer of a computed tensor, with what clips before it."""
         before, limits = self._clips(node)
-        source = before[0].input[0] if before else node.input[0]
+        first = before[0] if before else node
+        source = first.input[0]
         after = [n for n in self.readers.get(node.output[0], []) if n.op_type == "DequantizeLinear"]
         ours = {id(node), *(id(n) for n in before)}
-        first = before[0] if before else node
         self.dropped |= ours | {id(n) for n in after}
         results = [name for n in after for name in n.output]
         returned = [name for name in results if name in self.outputs]
-        others = [n for n in self.readers[source] if id(n) not in ours and n.op_type not in _SHAPES]
-        shared = others or source in self.outputs or len(returned) > 1 or (returned and source not in self.makers)
-        tensor = source
-        if shared or source in self.values:
-            tensor = returned[0] if returned else self._free(f"{source}/quantized")
-            self.added[id(first)] = onnx.helper.make_node(
-                "Identity", [source], [tensor], name=self._free(f"{tensor}/read")
-            )
+        tensor = next(iter(returned), source)
+        if self._needs_copy(source, ours, returned):
+            tensor = tensor if returned else self._free(f"{source}/quantized")
+            copy = onnx.helper.make_node("Identity", [source], [tensor], name=self._free(f"{tensor}/read"))
+            self.added[id(first)] = copy
         elif returned:
-            tensor = returned[0]
             self.renamed[source] = tensor
-        for name in results:
-            if name != tensor:
-                self.renamed[name] = tensor
+        self.renamed |= {name: tensor for name in results if name != tensor}
         self._note(node, tensor, limits)
+
+    def _needs_copy(self, source: str, ours: set[int], returned: list[str]) -> bool:
+        """Whether the quantized tensor needs a name besides that of the float one, which stays in use or is given."""
+        others = [n for n in self.readers[source] if id(n) not in ours and n.op_type not in _SHAPES]
+        if others or len(returned) > 1:
+            return True
+        return source in self.outputs or source in self.values or bool(returned and source not in self.makers)
 
     def _clips(self, node: onnx.NodeProto) -> tuple[list[onnx.NodeProto], tuple[int, int]]:
         """The operators that clip to fewer integers than the type has, first to last, and the integers left."""
         kind = self.values[node.input[2]].dtype if len(node.input) > 2 else np.dtype(np.uint8)
         lowest, highest = _limits(kind)
         found: list[onnx.NodeProto] = []
+        ends: dict[str, int] = {}
         maker = self.makers.get(node.input[0])
-        ends: dict[str, float] = {}
-        while maker is not None and maker.op_type in ("Clip", "Min", "Max") and len(self.readers[maker.output[0]]) == 1:
-            limits = [self.values[i] for i in maker.input[1:] if i in self.values]
-            names = ("low", "high") if maker.op_type == "Clip" else ("high",) if maker.op_type == "Min" else ("low",)
-            if len(limits) != len(names) or maker.output[0] in self.outputs:
+        while len(ends) < 2 and maker is not None:
+            limits = self._clips_at(maker, node)
+            if not limits:
                 break
-            scale, point = self.values[node.input[1]], self.values[node.input[2]].astype(np.float64)
-            steps = [np.ravel(limit).astype(np.float64) / np.ravel(scale) + np.ravel(point) for limit in limits]
-            if any(np.abs(s - np.rint(s[0])).max() > 1e-2 for s in steps):
-                break
-            ends |= {name: float(np.rint(s[0])) for name, s in zip(names, steps, strict=True)}
+            ends |= limits
             found.insert(0, maker)
-            if "low" in ends and "high" in ends:
-                break
             maker = self.makers.get(maker.input[0])
         low, high = ends.get("low", lowest), ends.get("high", highest)
         narrower = (low, high) != (lowest, highest) and lowest <= low < high <= highest
-        return (found, (int(low), int(high))) if len(ends) == 2 and narrower else ([], (lowest, highest))
+        return (found, (low, high)) if len(ends) == 2 and narrower else ([], (lowest, highest))
+
+    def _clips_at(self, maker: onnx.NodeProto, node: onnx.NodeProto) -> dict[str, int]:
+        """The integers of quantizer ``node`` that an operator before it clips to; none if it does something else."""
+        names, result = _CLIPS.get(maker.op_type, ()), maker.output[0]
+        limits = [self.values[i] for i in maker.input[1:] if i in self.values]
+        if not names or len(limits) != len(names) or len(self.readers[result]) != 1 or result in self.outputs:
+            return {}
+        scale, point = (np.ravel(self.values[i]).astype(np.float64) for i in node.input[1:3])
+        steps = [np.ravel(limit).astype(np.float64) / scale + point for limit in limits]
+        if any(np.abs(s - np.rint(s[0])).max() > 1e-2 for s in steps):
+            return {}
+        return {name: int(np.rint(s[0])) for name, s in zip(names, steps, strict=True)}
 
     def _store(self, node: onnx.NodeProto) -> None:
         """One constant that is stored as integers."""
@@ -189,9 +195,8 @@ class _Splitting:
         for names in (node.input, node.output):
             for i, name in enumerate(names):
                 names[i] = self._final(name)
-        for attribute in node.attribute:
-            for inner in attribute.g.node if attribute.HasField("g") else ():
-                self._rename(inner)
+        for inner in inner_nodes(node):
+            self._rename(inner)
 
     def _kept(self) -> Iterator[onnx.NodeProto]:
         for node in self.graph.node:
@@ -222,6 +227,5 @@ def _is_floating(kind: np.dtype) -> bool:
 def _read_in(node: onnx.NodeProto) -> Iterator[str]:
     """What a node reads, and what is read inside of it."""
     yield from node.input
-    for attribute in node.attribute:
-        for inner in attribute.g.node if attribute.HasField("g") else ():
-            yield from _read_in(inner)
+    for inner in inner_nodes(node):
+        yield from _read_in(inner)

@@ -24,6 +24,11 @@ _WIDER: dict[int, int] = {
 _BEFORE_RELU = {"Conv", "ConvTranspose", "Gemm", "MatMul", "Add", "BatchNormalization"}
 
 
+def inner_nodes(node: onnx.NodeProto) -> list[onnx.NodeProto]:
+    """The nodes of the branches or of the body that a node has."""
+    return [inner for a in node.attribute if a.HasField("g") for inner in a.g.node]
+
+
 class OnnxFile(LoadedFile):
     """An ONNX model in memory.
 

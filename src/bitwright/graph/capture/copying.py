@@ -16,13 +16,9 @@ _SHARED = (bool, int, float, str, type(None), torch.dtype, torch.Size)
 
 def copy_model(model: nn.Module) -> tuple[nn.Module, dict[int, torch.Tensor]]:
     """Copy a model; also say, by the id of each tensor in the copy, which tensor it is a copy of."""
-    memo: dict[int, Any] = {}
     modules = list(model.modules())
-    for module in modules:
-        for _, value in users_attributes(module):
-            # What forward has computed and kept, as torch.nn.utils.weight_norm does, cannot be copied with its history.
-            if isinstance(value, torch.Tensor) and not value.is_leaf:
-                memo[id(value)] = value.detach().clone()
+    # What forward has computed and kept, as torch.nn.utils.weight_norm does, cannot be copied with its history.
+    memo: dict[int, Any] = {id(t): t.detach().clone() for t in _tensors(modules) if not t.is_leaf}
     plain = [module for module in modules if _is_plain(type(module))]
     for module in plain:
         memo[id(module)] = module.__class__.__new__(module.__class__)

@@ -121,11 +121,7 @@ class _Capturing:
         self.leaves = {path: wish for path, wish in wished.items() if path not in self.known_islands}
         with trial_run(root, self.origin) as record:
             expected = [self._first_run(root)]
-        self.folds = fold_parametrizations(root)
-        if self.folds:  # then it may compute something else, as with weights that are drawn at random
-            with trial_run(root):
-                self.folds = not difference([self._call(root, self.inputs)], expected)
-            root = root if self.folds else self._fresh()
+        root = self._with_weights_computed_once(root, expected)
         paths = {module: path for path, module in root.named_modules()}
         stateful = [path for module, path in paths.items() if module in record.changed]
         self.filled = {_join(paths[module], name): "" for module, name in record.filled}
@@ -137,13 +133,25 @@ class _Capturing:
             self.known_islands |= dict.fromkeys(stateful, "it keeps state from call to call")
             reason = self._attempt(self._fresh(), expected)
         if reason:
-            self.result = self._module_by_module(self._fresh(), reason)
-            if not self._agrees(expected):
-                raise CaptureError(
-                    f"the captured {type(self.model).__name__} does not compute what the original does on the example "
-                    f"inputs, even where it runs as written; at first: {reason}"
-                )
+            self._last_attempt(expected, reason)
         return self.result
+
+    def _last_attempt(self, expected: list[Any], reason: str) -> None:
+        self.result = self._module_by_module(self._fresh(), reason)
+        if not self._agrees(expected):
+            raise CaptureError(
+                f"the captured {type(self.model).__name__} does not compute what the original does on the example "
+                f"inputs, even where it runs as written; at first: {reason}"
+            )
+
+    def _with_weights_computed_once(self, root: nn.Module, expected: list[Any]) -> nn.Module:
+        """Compute parametrized weights once, unless the model then computes something else, as with random weights."""
+        self.folds = fold_parametrizations(root)
+        if not self.folds:
+            return root
+        with trial_run(root):
+            self.folds = not difference([self._call(root, self.inputs)], expected)
+        return root if self.folds else self._fresh()
 
     def _first_run(self, root: nn.Module) -> Any:
         try:

@@ -59,13 +59,17 @@ class ReplacePattern(ReplacePatternBase):
         slices: Any = index if isinstance(index, tuple) else (index,)
         if not isinstance(source, fx.Node) or facts(node).written or len(shape_of(source) or ()) < len(slices):
             return False
-        if not all(isinstance(s, slice) and s.start in (None, 0) and s.step in (None, 1) for s in slices):
+        if not all(_from_the_start(s) for s in slices):
             return False
         if all(s.stop is None for s in slices):
             return True
         self.sizes = self.sizes or Sizes(self.model.graph, dict(self.model.named_modules()))
         known = self.sizes.of(source)
         return bool(known) and all(_covers(s.stop, size) for s, size in zip(slices, known, strict=False))
+
+
+def _from_the_start(index: object) -> bool:
+    return isinstance(index, slice) and index.start in (None, 0) and index.step in (None, 1)
 
 
 def _covers(stop: object, size: int | None) -> bool:
