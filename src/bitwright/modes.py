@@ -12,7 +12,7 @@ _one_generator = threading.RLock()  # torch has one for all threads
 
 
 def _new_lock() -> None:
-    """Start anew in a forked process, where the thread that may hold the lock does not go on."""
+    """Reset in a forked process, where the thread that may hold the lock does not go on."""
     global _one_generator
     _one_generator = threading.RLock()
 

@@ -200,7 +200,7 @@ def test_quantransformers_layers_as_rules(model):
         },
         {"match": "2", "skip": True},
     ]
-    assert notes == ["0: EightBitQuantConv finds the range of the weight anew in each training step"]
+    assert notes == ["0: EightBitQuantConv finds the range of the weight again in each training step"]
     made = bw.prepare(model, torch.randn(1, 3, 8, 8), recipe=recipe)
     assert {n: str(q.spec) for n, q in quantizers(made).items()} == {
         "0._weight_quantizer": "int8 symmetric narrow channel:0",
@@ -320,7 +320,7 @@ def test_mqbench_as_yaml(tmp_path):
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("a.yaml", "BACKND: virtual", r"is no config of a known dialect: 'BACKND': did you mean 'backend'"),
+        ("a.yaml", "BACKND: virtual", r"is not a config of a known dialect: 'BACKND': did you mean 'backend'"),
         ("a.yaml", "[1]", r"must be a mapping of settings, not \[1\]"),
         ("a.yaml", "", r"must be a mapping of settings, not None"),
         ("a.json", "{", r"cannot be read"),

@@ -249,7 +249,7 @@ def test_bad_registrations(registered):
         ConfigError, match="a source is a module class, a function or the name of a tensor method, not 3"
     ):
         register_qmodule(sources=[3])
-    with pytest.raises(ConfigError, match=r"object is no nn\.Module: derive it from QuantOpr"):
+    with pytest.raises(ConfigError, match=r"object is not an nn\.Module: derive it from QuantOpr"):
         register_qmodule(sources=["cumsum"])(object)
     with pytest.raises(ConfigError, match=r"builtins\.object is not registered"):
         unregister_qmodule(object)

@@ -54,7 +54,7 @@ class Meter:
         error = x - y
         powers = [_power(x), _power(error)]
         if not all(math.isfinite(p) for p in powers):
-            finite = torch.isfinite(error)  # such as the -inf of an attention mask, which is no signal
+            finite = torch.isfinite(error)  # such as the -inf of an attention mask, which carries no signal
             powers = [_power(x[finite]), _power(error[finite])]
         self.signal, self.noise = self.signal + powers[0], self.noise + powers[1]
         self.compared += x.numel()

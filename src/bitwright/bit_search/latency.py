@@ -12,7 +12,7 @@ def seconds_of(
     """The seconds of each layer with each number of bits; an error names what is missing or unknown."""
     for name in latency:
         if name not in layers:
-            raise ConfigError(f"the table of latencies has {name!r}, which is no layer{suggest(str(name), layers)}")
+            raise ConfigError(f"the table of latencies has {name!r}, which is not a layer{suggest(str(name), layers)}")
     return [[_seconds(name, b, latency.get(name, {})) for b in bits] for name in layers]
 
 

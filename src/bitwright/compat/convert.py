@@ -36,7 +36,7 @@ def convert(path: str | Path) -> tuple[str, Recipe, list[str]]:
             return dialect, *translate(data)
     known = [*MQBENCH_KEYS, *SPARSEBIT_KEYS, *Recipe.model_fields, "quant_transformer", "extra_config"]
     hints = "; ".join(f"{key!r}{suggest(str(key), known)}" for key in list(data)[:3]) or "it is empty"
-    raise ConfigError(f"{str(where)!r} is no config of a known dialect: {hints}")
+    raise ConfigError(f"{str(where)!r} is not a config of a known dialect: {hints}")
 
 
 def _read(where: Path) -> Mapping[str, Any]:
@@ -64,7 +64,7 @@ def resolve(name: str) -> Any:
 
 
 def _stand_in(name: str) -> Any:
-    """Something that bears the name of the user's own class or function, of which a translator needs only the name."""
+    """Stands for the user's own class or function: a translator needs only its name."""
     module, _, last = name.rpartition(".")
     if last[:1].isupper():
         return type(last, (nn.Module,), {"__module__": module})

@@ -20,7 +20,7 @@ Checker = Callable[[Tensor, Tensor], Any]
 
 
 def calibrate_on_quantized(model: nn.Module, batches: list[Inputs], w_quant: bool, a_quant: bool) -> None:
-    """Find the range of every activation anew while what comes before it is quantized.
+    """Find the range of every activation again while what comes before it is quantized.
 
     Args:
         model: a prepared model with ranges; parts of it outside of its graph keep theirs.

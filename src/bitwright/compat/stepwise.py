@@ -48,7 +48,7 @@ def watch(model: nn.Module, chosen: Iterable[TensorQuantizer]) -> None:
 
 
 def follow(chosen: Iterable[TensorQuantizer]) -> None:
-    """Let ranges be found anew from each tensor and all before it, and quantize with them."""
+    """Find ranges again from each tensor and all before it, and quantize with them."""
     for quantizer in chosen:
         _follow(quantizer, True)
         quantizer.mode = Mode.QUANTIZE

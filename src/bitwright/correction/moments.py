@@ -40,7 +40,7 @@ class Moments(NamedTuple):
 
 
 def clipped(moments: Moments, low: float | None, high: float | None) -> Moments:
-    """The moments of a normal value clamped to [low, high]; None is no limit."""
+    """The moments of a normal value clamped to [low, high]; None for no limit."""
     mean, var, axis = moments
     if var is None:
         return moments

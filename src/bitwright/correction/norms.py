@@ -11,7 +11,7 @@ the batch's own statistics, so that layers after it see what they will see; the 
 
 A folded BatchNorm is part of the quantized weight w·c, c = γ/√(v + eps). Its result y = p·f + d gives the statistics of
 p. Weight scales of a channel follow c, so the integers stay as they are. Where all channels share one scale, another c
-would round the weight anew: there only means are corrected.
+would round the weight again: there only means are corrected.
 """
 
 from collections.abc import Iterable

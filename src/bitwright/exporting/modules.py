@@ -42,7 +42,7 @@ class GlobalAveragePool(nn.Module):
 class _InPlaceOf(nn.Module):
     """Stands in a layer's place: whoever asks for the layer's weight or settings is given them."""
 
-    _layer: tuple[Any]  # in a tuple it is no submodule: its float weight is not exported unless something reads it
+    _layer: tuple[Any]  # in a tuple, so not a submodule: its float weight is exported only if something reads it
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401
         if name != "_layer" and name not in self.__dict__["_modules"] and hasattr(layer := self._layer[0], name):

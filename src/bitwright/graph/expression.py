@@ -1,4 +1,4 @@
-"""Expression: a tensor computed from parameters and buffers only, evaluated anew each time, since they train."""
+"""Expression: a tensor computed from parameters and buffers only, evaluated at every use, since they train."""
 
 import operator
 from typing import Any

@@ -73,7 +73,7 @@ def copy_facts(source: fx.Node, target: fx.Node) -> None:
 
 
 def inherit_facts(source: fx.Node, target: fx.Node) -> None:
-    """Let a new node have the facts of the one it replaces, as far as it has none of its own."""
+    """Give a new node the facts of the one it replaces, except where it has its own."""
     written = facts(source).written
     target.meta = {**source.meta, **target.meta}
     if written:

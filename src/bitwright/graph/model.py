@@ -100,7 +100,7 @@ class CapturedModel(fx.GraphModule):
         return module
 
     def recompile(self) -> Any:
-        """Write forward anew from the graph; asked for its signature, it gives that of the user's forward."""
+        """Generate forward from the graph again; its signature stays that of the user's forward."""
         code = super().recompile()
         type(self).forward.__signature__ = inspect.signature(users_class(self).forward)  # pyrefly: ignore
         return code

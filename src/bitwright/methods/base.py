@@ -80,7 +80,7 @@ class Method(nn.Module):
         return (max(x.numel() // max(scale.numel(), 1), 1) * self.spec.qmax) ** -0.5
 
     def start(self, scale: Tensor, zero_point: Tensor) -> None:
-        """Begin from a calibrated scale and zero point: make Parameters, or set those there are."""
+        """Begin from a calibrated scale and zero point: make Parameters, or set the existing ones."""
 
     def qparams(self, scale: Tensor, zero_point: Tensor) -> tuple[Tensor, Tensor]:
         """The scale and (integer) zero point in force, given those that were calibrated."""

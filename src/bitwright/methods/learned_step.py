@@ -102,7 +102,7 @@ class _LearnedStep(torch.autograd.Function):
 
 
 def _saved(ctx: Any) -> Any:  # noqa: ANN401
-    """What the node has kept; asked for once, as ``torch.utils.checkpoint`` makes it anew and gives it only once."""
+    """What the node has saved; read once, because ``torch.utils.checkpoint`` recomputes it and gives it only once."""
     if ctx.taken is None:
         ctx.taken = ctx.saved_tensors
     return ctx.taken

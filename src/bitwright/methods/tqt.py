@@ -1,6 +1,6 @@
 """TqtFakeQuantize: trained quantization thresholds (Jain et al., MLSys 2020).
 
-The scale is a power of two and follows the threshold t, of which the logarithm is learned:
+The scale is a power of two and follows the threshold t, whose logarithm is learned:
 
     s = 2^ceil(log2 t) / 2^(b-1)   (signed; 2^b unsigned),      y = clamp(round(x / s), qmin, qmax) · s
 

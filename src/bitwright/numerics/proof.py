@@ -103,7 +103,7 @@ def _shape(shape: Sequence[int], sizes: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _for_channels(param: Tensor, channels: int) -> Tensor:
-    """A parameter of shape (channels, 1) with as many channels as asked for, those there are in turn."""
+    """A parameter of shape (channels, 1) with as many channels as asked for: the given ones, repeated."""
     return param.detach()[torch.arange(channels, device=param.device) % len(param)]
 
 

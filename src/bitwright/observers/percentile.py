@@ -1,4 +1,4 @@
-"""PercentileObserver: clips the tails, each side by its own.
+"""PercentileObserver: clips the tails, each side separately.
 
 hi = the value that percentile % of the positive values do not exceed       (the maximum if there are none)
 lo = the value that percentile % of the negative values do not fall below   (the minimum if there are none)

@@ -29,7 +29,7 @@ class TensorQuantizer(AmaxViews):
         method: name of the method that rounds.
         observer_options: keyword arguments of the observer.
         method_options: keyword arguments of the method.
-        dynamic: without a stored range, quantize each tensor by its own.
+        dynamic: without a stored range, quantize each tensor with its own.
 
     Or, made from a :class:`QuantDescriptor` as in pytorch-quantization, dynamic and quantizing from the start:
 
@@ -169,7 +169,7 @@ class TensorQuantizer(AmaxViews):
     def _pass(self, x: Tensor) -> Tensor:
         if self.mode is not Mode.QUANTIZE:
             if Mode.OBSERVE in self.mode:
-                # Observers count and branch in Python: compiled, they would be compiled anew for every batch.
+                # Observers count and branch in Python: torch would compile them again for every batch.
                 observe = torch.compiler.disable(self.observer) if torch.compiler.is_compiling() else self.observer
                 observe(x)
             if Mode.QUANTIZE not in self.mode:

@@ -120,7 +120,7 @@ class StoredRange(nn.Module):
         self._put("_amax", amax)
 
     def _put(self, name: str, value: Tensor | None) -> None:
-        """Set a buffer of whatever shape, or take it away: an unknown amax is no attribute."""
+        """Set a buffer of any shape, or remove it: while amax is unknown, the attribute does not exist."""
         self._buffers.pop(name, None)
         if value is not None:
             self.register_buffer(name, value)
@@ -161,7 +161,7 @@ class StoredRange(nn.Module):
         )
 
     def _params(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The scale and zero point for ``x``: those stored, or by its own range."""
+        """The scale and zero point for ``x``: those stored, or those of its own range."""
         stored = self._stored()
         if "_amax" not in self._buffers and (stored[0].numel() or self.method.has_range):
             return stored

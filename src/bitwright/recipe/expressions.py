@@ -63,7 +63,7 @@ _Part = Callable[[_Matching, int], Iterable[int]]
 class Expression:
     """A regular expression that whole names are compared with, as by ``re.fullmatch``.
 
-    Raises a ConfigError for what is no regular expression, and for the few constructs that depend on how one is
+    Raises a ConfigError for what is not a regular expression, and for the few constructs that depend on how one is
     matched: references to groups, atomic groups and possessive repetitions.
     """
 

@@ -79,7 +79,7 @@ def expand(given: Mapping[str, Any], preset: Preset) -> dict[str, Any]:
 
 
 def _tensor_over(given: object, base: object) -> object:
-    """A tensor's settings over the preset's; what is no mapping or text is left to be refused."""
+    """A tensor's settings over the preset's; anything but a mapping or text is refused later."""
     if not isinstance(given, Mapping):
         return given
     below = dict(base) if isinstance(base, Mapping) else {"spec": base}

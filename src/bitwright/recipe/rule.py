@@ -55,7 +55,7 @@ class Rule(Strict):
     force: bool = False
     """Quantize the operators although the backend would leave them float."""
     optional: bool = False
-    """Matching nothing is no mistake."""
+    """It may match nothing."""
     weight: TensorRecipe = Field(default_factory=TensorRecipe)
     """How the weight is quantized."""
     activation: TensorRecipe = Field(default_factory=TensorRecipe)

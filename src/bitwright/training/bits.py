@@ -11,7 +11,7 @@ from bitwright.recipe import with_bits
 def change_bits(model: nn.Module, weight: int | None = None, activation: int | None = None) -> nn.Module:
     """Give weights and activations another number of bits; those with 8 bits or more that had 8 at first stay so.
 
-    Ranges of activations stay as they are, those of weights are found anew. Make the optimizer again afterwards if
+    Ranges of activations stay as they are, those of weights are found again. Make the optimizer again afterwards if
     methods have other Parameters.
 
     Args:

@@ -42,7 +42,7 @@ def tune_speed(
     """Find what to leave float so that the file is as fast as it can be on this machine, on one thread.
 
     The model is prepared, calibrated on the example inputs and exported, and its operators are timed against those of
-    the float network. Those that lose are left float, and the file is written and timed anew, a few times over. Where
+    the float network. Those that lose are left float, and the file is written and timed again, up to a few times. Where
     the model has attention that stays float, its products in integers are tried too. A file is kept only if it is
     faster as a whole and verified. Rules of the recipe that ask for something are obeyed.
 

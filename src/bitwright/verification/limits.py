@@ -48,7 +48,7 @@ class Limits:
 
     @classmethod
     def parse(cls, limits: "Limits | Mapping[str, float | None] | None") -> "Limits | None":
-        """Read limits: a mapping changes the default ones; None, or nothing but None, is no limits at all."""
+        """Read limits: a mapping changes the default ones; None, or a mapping of nothing but None, sets none."""
         if isinstance(limits, Mapping):
             known = [f.name for f in fields(cls)]
             for name in limits:

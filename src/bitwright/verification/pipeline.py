@@ -196,7 +196,7 @@ def _all_float(model: nn.Module) -> list[TensorCheck]:
 
 
 def _lost_results(result: Any) -> list[str]:  # noqa: ANN401
-    """What of a model's result is not in the file, as it is no tensor."""
+    """The parts of a model's result that are missing from the file because they are not tensors."""
     lost = [repr(leaf)[:40] for leaf in leaves(result) if leaf is not None and not isinstance(leaf, torch.Tensor)]
     return (
         [f"the file gives tensors only; of what the model returns, it does not have {', '.join(lost)}"] if lost else []

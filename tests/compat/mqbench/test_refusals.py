@@ -89,7 +89,7 @@ BAD = [
         r"fuse_scale cannot fuse layer1.0.conv1, layer1.0.bn1: AttributeError",
     ),
     (config(leaf_module=[3]), r"leaf_module has module classes, not 3"),
-    (config(leaf_module=[Scale]), r"the leaf 'type:.*Scale' is no module of the model"),
+    (config(leaf_module=[Scale]), r"the leaf 'type:.*Scale' is not a module of the model"),
     (config(concrete_args=[3]), r"concrete_args must be a mapping"),
     (config(concrete_args={"a": 1}, concrect_args={"a": 1}), r"both concrete_args and concrect_args"),
     ([], r"extra_config must be a mapping of settings, not \[\]"),

@@ -196,7 +196,7 @@ def test_constants_are_computed_once():
 def test_named_buffers_may_be_loaded_later():
     net = with_table(persistent=True)
     model = prepared(net, torch.randn(2, 6))
-    assert notes_of(model, "fold_constants") == ["not folded: reshape, buffer table may be loaded anew"]
+    assert notes_of(model, "fold_constants") == ["not folded: reshape, buffer table may be loaded again"]
     state = net.state_dict() | {"table": torch.randn(8)}
     model.load_state_dict(state, strict=False)
     net.load_state_dict(state)

@@ -1,4 +1,4 @@
-"""MQBench's ``extra_config`` as a recipe, and what of it is no part of a recipe."""
+"""MQBench's ``extra_config`` as a recipe, and what of it has no place in a recipe."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field

@@ -52,7 +52,7 @@ def _rule(match: str, args: Mapping[str, Any], notes: list[str]) -> Rule:
     options, _ = cls._split({key: value for key, value in args.items() if key != "type"})
     plans = cls.kind.plans(options)
     if plans[0].follow:
-        notes.append(f"{match}: {cls.__name__} finds the range of the weight anew in each training step")
+        notes.append(f"{match}: {cls.__name__} finds the range of the weight again in each training step")
     if not options.bSetQ or not any(options.quantized):
         return Rule(match=match, skip=True, optional=":" in match)
     weight, activation = (_tensor(p if on else None) for p, on in zip(plans, options.quantized, strict=True))

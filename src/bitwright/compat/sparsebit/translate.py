@@ -1,4 +1,4 @@
-"""Sparsebit's config as a recipe, and what of it is no part of a recipe."""
+"""Sparsebit's config as a recipe, and what of it has no place in a recipe."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -65,7 +65,7 @@ def _notes(cfg: Any, switches: Mapping[str, bool]) -> list[str]:
     if not switches["DISABLE_UNNECESSARY_QUANT"]:
         notes.append("SCHEDULE.DISABLE_UNNECESSARY_QUANT: False: what a backend fuses has no quantizer in between")
     if switches["BN_TUNING"]:
-        notes.append("SCHEDULE.BN_TUNING: re-estimating BatchNorm statistics is no part of preparing a model")
+        notes.append("SCHEDULE.BN_TUNING: re-estimating BatchNorm statistics is not part of preparing a model")
     if cfg.DEVICE:
         notes.append(f"DEVICE: move the model to {cfg.DEVICE!r}")
     return notes

@@ -145,7 +145,7 @@ class BundleFormat(ExportFormat):
 
         note = next((e.value for e in file.proto.metadata_props if e.key == BUNDLE), None)
         if note is None:
-            raise VerifyError(f"{str(file.path)!r} is no bundle of {self.name}: it does not say what is beside it")
+            raise VerifyError(f"{str(file.path)!r} is not a bundle of {self.name}: it does not say what is beside it")
         data = json.loads(note)
         places = tuple(Place.from_json(p) for p in data["places"])
         texts = {}

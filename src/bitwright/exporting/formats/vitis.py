@@ -27,7 +27,7 @@ class Vitis(BundleFormat):
         if not found.symmetric or not found.per_tensor:
             return "has a zero point, is unsigned or has several scales; Vitis has one, and signed integers"
         power = math.frexp(float(found.scale))[0] == 0.5
-        return None if power else f"has the scale {float(found.scale):.6g}, which is no power of two"
+        return None if power else f"has the scale {float(found.scale):.6g}, which is not a power of two"
 
     def texts(self, contents: Contents) -> Texts:
         """All weights and computed tensors."""

@@ -96,7 +96,7 @@ class _Sizes:
 
 
 def _map(value: Any, function: Callable[[Tensor], Any], other: Callable[[Any], Any] = lambda v: v) -> Any:  # noqa: ANN401
-    """Apply a function to all tensors of inputs, and another to what is no tensor."""
+    """Apply a function to all tensors of inputs, and another to everything else."""
     if isinstance(value, Tensor):
         return function(value)
     if isinstance(value, Mapping):

@@ -28,7 +28,7 @@ def find_leaves(model: nn.Module, wishes: Iterable[Leaf]) -> dict[str, str]:
         text = spell(wish)
         chosen = [path for path, module in modules.items() if _is_meant(path, module, wish)]
         if not chosen:
-            raise UnknownNameError(f"the leaf {text!r} is no module of the model{_hint(text, modules)}")
+            raise UnknownNameError(f"the leaf {text!r} is not a module of the model{_hint(text, modules)}")
         found.update(dict.fromkeys(chosen, text))
     return outermost(found)
 

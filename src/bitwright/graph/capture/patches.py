@@ -82,7 +82,7 @@ class _Patches:
                 self._restore()
 
     def _forget_threads(self) -> None:
-        """Start anew in a forked process: of all threads, only the one that forked goes on in it."""
+        """Reset in a forked process, where only the thread that forked goes on."""
         self.lock = threading.Lock()
         if not _thread.captures:
             self.needed = 0

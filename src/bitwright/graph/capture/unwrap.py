@@ -3,7 +3,7 @@
 In evaluation a parametrized weight (``torch.nn.utils.parametrizations``, the older ``weight_norm`` and
 ``spectral_norm``) is the same at every call. It is computed once and becomes a plain parameter, so that its layer can
 be quantized. The copy then has ``conv.weight`` where the original has ``conv.parametrizations.weight.original0``: load
-a state dict into the original, and prepare it anew.
+a state dict into the original, and prepare it again.
 """
 
 from torch import nn

@@ -41,7 +41,7 @@ class PassResult:
 def rewrite(
     schedule: ReplacePatternBase, model: fx.GraphModule, name: str, index: GraphIndex | None = None
 ) -> PassResult:
-    """Rewrite all of a model's graph by one schedule; the code of the model is left to the caller to make anew."""
+    """Rewrite all of a model's graph by one schedule; the caller recompiles the model."""
     return _Rewriter(schedule, model, name).run(index or GraphIndex(model))
 
 

@@ -30,7 +30,7 @@ class Schedule:
     options: Mapping[str, Option] = field(default_factory=dict)
 
     def run(self, model: CapturedModel, settings: Mapping[str, Any], index: GraphIndex | None) -> PassResult:
-        """Rewrite a model's graph; its code is made anew by the caller."""
+        """Rewrite a model's graph; the caller recompiles it."""
         try:
             made = self.source(**settings) if isinstance(self.source, type) else self.source(model, **settings)
         except BitwrightError:

@@ -23,7 +23,7 @@ def run_stage(
     *,
     check: Callable[[], Any] | None = None,
 ) -> list[PassResult]:
-    """Run the schedules of a stage; the model's code is made anew by the caller, once.
+    """Run the schedules of a stage; the caller recompiles the model, once.
 
     Args:
         model: what is rewritten.

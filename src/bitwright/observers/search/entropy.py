@@ -31,7 +31,7 @@ def least_divergence(
 
     Args:
         histogram: of values or of magnitudes.
-        levels: the format's levels for magnitudes; where bins are no more than these, nothing is cut.
+        levels: the format's levels for magnitudes; with at most as many bins, nothing is cut.
         start: the lowest threshold to try, as a share of the largest magnitude; by default 1/16 of the bins.
         step: the distance between thresholds, as a share of the largest magnitude; 0 tries the end of every bin.
     """

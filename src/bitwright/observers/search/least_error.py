@@ -6,7 +6,7 @@ Which search is taken depends on the data and the spec:
 - kept values and a symmetric spec: tables of what a value costs (``kept.py``);
 - few levels and an affine spec: every scale with every zero point (``affine.py``);
 - bins and a symmetric spec: all channels try the same candidates, a wide scan and a finer one around its best;
-- many levels and an affine spec: both ends shrink together, or the magnitude is cut, then each end moves by its own;
+- many levels and an affine spec: both ends shrink together, or the magnitude is cut, then each end moves separately;
 - fp8: on the numbers of its grid (``floating.py``).
 """
 
@@ -28,7 +28,7 @@ AT_ONCE = 1 << 21  # values or bins per group of channels
 COARSE, STEPS = 0.9, 60  # the first scan: 1, 0.9, 0.81, … of the histogram's span
 FINE, AROUND = 32, 32  # parts of a coarse step, and how many to try on either side of its best
 WIDE = 1 << 9  # levels, for which no table tells where in a step a value lies
-VERY_FEW = 48  # values per channel, of which each counts too much to be taken from a table
+VERY_FEW = 48  # values per channel: each counts too much to be taken from a table
 MANY = 1024  # values per channel, for which it makes no difference where in a bin each of them lies
 BINS_PER_STEP = 64  # with fewer, where a value lies in its bin makes a difference
 

@@ -73,7 +73,7 @@ class StreamingHistogram:
         """Counts (channels, bins) and the width of the bins (channels,); bin j starts at (j - bins/2)·width.
 
         Args:
-            bins: a power of two that is no more than the histogram has, to join bins to so many.
+            bins: a power of two, at most as many as the histogram has; bins are joined to so many.
         """
         bins = bins or self.bins
         if self._exact is None:

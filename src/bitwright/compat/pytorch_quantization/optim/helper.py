@@ -76,7 +76,7 @@ def freeze_parameters(model: nn.Module, patterns: Sequence[str]) -> None:
 def quant_weight_inplace(model: nn.Module) -> None:
     """Replace every weight that has a quantizer by its quantized value, and disable the quantizer.
 
-    Then a forward does not quantize weights anew; a weight that is trained afterwards is not on the grid any more. A
+    Then a forward does not quantize weights again; a weight that is trained afterwards is not on the grid any more. A
     BatchNorm that is folded in stays apart: the weight is what gives the quantized one when multiplied by it.
     """
     for site in weight_sites(model):

@@ -158,7 +158,7 @@ class QuantModel(nn.Module):
 
     @contextmanager
     def batchnorm_tuning(self) -> Iterator[None]:
-        """Estimate the statistics of BatchNorms anew from the data that is run through the model meanwhile."""
+        """Estimate the statistics of BatchNorms again from the data that is run through the model meanwhile."""
         norms = [m for m in self.model.modules() if isinstance(m, NORMS) and m.running_mean is not None]
         before = [(norm, norm.momentum, norm.training) for norm in norms]
         unfreeze_batchnorm(self.model)

@@ -80,4 +80,4 @@ def _why_changing(model: CapturedModel, target: str, written: set[str], persiste
     if target in written:
         return "the model writes into it"
     saved = is_saved(owner, name)
-    return f"buffer {target} may be loaded anew" if saved and not persistent else ""
+    return f"buffer {target} may be loaded again" if saved and not persistent else ""
