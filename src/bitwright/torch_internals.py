@@ -199,7 +199,7 @@ def settle_compiler() -> bool:
 
 
 def refresh_compiler() -> None:
-    """Make torch.compile look functions up again, if it was loaded while they were replaced. Leans on the same tables."""
+    """Make torch.compile look functions up again if it was loaded while they were replaced. Leans on these tables."""
     rules = sys.modules.get("torch._dynamo.trace_rules")
     if rules is not None:
         rules.clear_lru_cache()

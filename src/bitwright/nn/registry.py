@@ -40,7 +40,9 @@ def register_qmodule(sources: Iterable[Any], *, override: bool = False) -> Calla
 
     def decorate(cls: C) -> C:
         if not issubclass(cls, nn.Module):
-            raise ConfigError(f"{cls.__qualname__} is not an nn.Module: derive it from QuantOpr, or a module and a mixin")
+            raise ConfigError(
+                f"{cls.__qualname__} is not an nn.Module: derive it from QuantOpr, or a module and a mixin"
+            )
         for source in wanted:
             taken = QMODULES.get(source)
             if taken is not None and not override and not _gives_way(taken):

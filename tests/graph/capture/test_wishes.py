@@ -139,7 +139,10 @@ def test_a_leaf_may_hold_what_cannot_be_traced():
 @pytest.mark.parametrize(
     ("leaf", "message"),
     [
-        ("backbone.block.1", "the leaf 'backbone.block.1' is not a module of the model: did you mean 'backbone.blocks.1'"),
+        (
+            "backbone.block.1",
+            "the leaf 'backbone.block.1' is not a module of the model: did you mean 'backbone.blocks.1'",
+        ),
         ("type:Blocck", "the leaf 'type:Blocck' is not a module of the model: did you mean 'type:Block' or "),
         ("nothing.*", "the leaf 'nothing.*' is not a module of the model: known are "),
         (nn.LSTM, "the leaf 'type:torch.nn.modules.rnn.LSTM' is not a module of the model"),
