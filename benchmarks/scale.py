@@ -1,12 +1,15 @@
 """What save, load, prepare and calibrate cost beside plain torch, in time and memory: ``make bench BENCH=scale``.
 
 Each step runs in the same process, one after the other, on a model of random weights. Peak memory is what the process
-grew by at most while the step ran, as a multiple of the size of the model's parameters; Linux tells it.
+grew by at most while the step ran, as a multiple of the size of the model's parameters; Linux tells it. Pages of files,
+which the system can take back at any time, do not count. *Mapped* steps have weights mapped from safetensors.
 """
 
 import argparse
 import copy
+import shutil
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -41,9 +44,40 @@ def build(millions: float) -> nn.Module:
     return nn.Sequential(*(Block() for _ in range(count)))
 
 
-def _status(field: str) -> int:
+def _without_memory(millions: float) -> nn.Module:
+    with torch.device("meta"):
+        return build(millions).eval()
+
+
+def _held() -> int:
+    """Bytes of memory that belong to no file."""
     lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(("RssAnon", "RssShmem")))
+
+
+class Peak:
+    """The most memory of its own that the process had, looked at a few hundred times a second."""
+
+    def __enter__(self) -> "Peak":
+        self._before = self._most = _held()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+        self._thread.start()
+        return self
+
+    def _watch(self) -> None:
+        while not self._over.wait(0.003):
+            self._most = max(self._most, _held())
+
+    def __exit__(self, *_: object) -> None:
+        self._most = max(self._most, _held())
+        self._over.set()
+        self._thread.join()
+
+    @property
+    def growth(self) -> int:
+        """Bytes more than at first."""
+        return self._most - self._before
 
 
 class Meter:
@@ -56,11 +90,11 @@ class Meter:
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
         """Measure what happens inside."""
-        Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-        before, start = _status("VmRSS"), time.perf_counter()
-        yield
-        self.seconds[name] = time.perf_counter() - start
-        self.growth[name] = _status("VmHWM") - before
+        with Peak() as peak:
+            start = time.perf_counter()
+            yield
+            self.seconds[name] = time.perf_counter() - start
+        self.growth[name] = peak.growth
 
 
 def measure(millions: float) -> tuple[Meter, int]:
@@ -79,6 +113,12 @@ def measure(millions: float) -> tuple[Meter, int]:
     def reload() -> None:
         kept["loaded"] = bw.load(folder / "saved", model)
 
+    def prepare_mapped() -> None:
+        kept["mapped"] = bw.prepare(bw.map_weights(_without_memory(millions), folder / "plain.safetensors"), batches[0])
+
+    def reload_mapped() -> None:
+        kept["loaded mapped"] = bw.load(folder / "saved mapped", lambda: _without_memory(millions))
+
     def forward() -> None:
         with torch.no_grad():
             for batch in batches:
@@ -93,20 +133,33 @@ def measure(millions: float) -> tuple[Meter, int]:
         ("save", lambda: bw.save(kept["qmodel"], folder / "saved")),
         ("safetensors load", lambda: model.load_state_dict(load_file(folder / "plain.safetensors"))),
         ("load", reload),
+        ("prepare mapped", prepare_mapped),
+        ("calibrate by block", lambda: bw.calibrate_by_block(kept["mapped"], batches)),
+        ("save mapped", lambda: bw.save(kept["mapped"], folder / "saved mapped")),
+        ("load mapped", reload_mapped),
     ]
     forward()  # warm up
     for name, step in steps:
         with meter.step(name):
             step()
     with torch.no_grad():
-        if not torch.equal(kept["qmodel"](batches[0]), kept["loaded"](batches[0])):
-            raise SystemExit("the loaded model computes something else than the saved one")
-    for file in (*(folder / "saved").iterdir(), folder / "plain.safetensors"):
-        file.unlink()
+        for name in ("loaded", "loaded mapped"):
+            if not torch.equal(kept["qmodel"](batches[0]), kept[name](batches[0])):
+                raise SystemExit(f"the {name} model computes something else than the saved one")
+    shutil.rmtree(folder)
     return meter, size
 
 
-PAIRS = {"prepare": "deepcopy", "calibrate": "forward", "save": "safetensors save", "load": "safetensors load"}
+PAIRS = {
+    "prepare": "deepcopy",
+    "calibrate": "forward",
+    "save": "safetensors save",
+    "load": "safetensors load",
+    "prepare mapped": "deepcopy",
+    "calibrate by block": "forward",
+    "save mapped": "safetensors save",
+    "load mapped": "safetensors load",
+}
 
 
 def main() -> None:

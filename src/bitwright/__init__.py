@@ -26,12 +26,13 @@ if TYPE_CHECKING:
         explain_capture,
         register_schedule,
     )
+    from bitwright.mapped_weights import map_weights
     from bitwright.module_swap import swap_modules
     from bitwright.nn.norm import freeze_batchnorm, unfreeze_batchnorm
     from bitwright.preparation import ledger_of, plan, prepare
     from bitwright.quantizer import QuantDescriptor, TensorQuantizer, float_state_dict
     from bitwright.recipe import Recipe, Rule
-    from bitwright.reconstruction import reconstruct
+    from bitwright.reconstruction import calibrate_by_block, reconstruct
     from bitwright.reporting import report
     from bitwright.saving import load, save
     from bitwright.simulation import simulate
@@ -45,6 +46,8 @@ __version__ = "0.1.0"
 # Names load on first use, so that `import bitwright` costs nothing and `bitwright --help` needs no torch.
 _HOMES = {
     "calibrate": "bitwright.calibration",
+    "calibrate_by_block": "bitwright.reconstruction",
+    "map_weights": "bitwright.mapped_weights",
     "correct": "bitwright.correction",
     "correct_bias": "bitwright.correction",
     "correct_bias_analytically": "bitwright.correction",
@@ -98,6 +101,7 @@ __all__ = [
     "TensorQuantizer",
     "analyze",
     "calibrate",
+    "calibrate_by_block",
     "correct",
     "correct_bias",
     "correct_bias_analytically",
@@ -110,6 +114,7 @@ __all__ = [
     "gptq",
     "ledger_of",
     "load",
+    "map_weights",
     "plan",
     "prepare",
     "reconstruct",

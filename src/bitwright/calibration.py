@@ -3,7 +3,7 @@
 import copy
 import logging
 import os
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -61,6 +61,25 @@ def calibrate(
         disabled, and a warning in the log and a note in the ledger name them.
     """
     count = len(ledger_of(model).example.args)
+
+    def observe(seeing: dict[str, TensorQuantizer]) -> int:
+        shown = track(as_batches(batches), "calibrating", show=progress)
+        return _observe(model, shown, seeing, count, checkpoint)
+
+    return calibrate_by(observe, model, uneven=uneven, timeout=timeout)
+
+
+def calibrate_by(
+    observe: Callable[[dict[str, TensorQuantizer]], int], model: nn.Module, *, uneven: bool, timeout: float
+) -> nn.Module:
+    """Calibrate a model.
+
+    Args:
+        observe: lets quantizers, given by name, see all batches, and says how many there were.
+        model: what ``prepare`` returned.
+        uneven: as in :func:`calibrate`, and so is the last.
+        timeout: seconds.
+    """
     everything = quantizers(model).values()
     if not everything:
         raise CalibrationError(
@@ -72,8 +91,11 @@ def calibrate(
     with _unchanged_if_it_fails(found), all_ranks(timeout) as ranks:
         with torch.no_grad(), eval_mode(model), ranks.together(CalibrationError):
             seeing = _observe_weights(model, found)
-            shown = track(as_batches(batches), "calibrating", show=progress)
-            number = _observe(model, shown, seeing, count, checkpoint)
+            for quantizer in seeing.values():
+                quantizer.observe()
+            number = observe(seeing)
+            if not number:
+                raise CalibrationError("the calibration data is empty: it gave no batch")
         join(ranks, model, seeing, number, uneven=uneven)
         unseen = _unseen(model, set(seeing.values()))
         seen = [quantizer for quantizer in found if quantizer not in unseen]
@@ -154,8 +176,6 @@ def _observe(
     checkpoint: str | os.PathLike[str] | None,
 ) -> int:
     """Let quantizers see the batches; return how many there are."""
-    for quantizer in seeing.values():
-        quantizer.observe()
     job = "calibration" if world_size() == 1 else f"calibration-{rank()}-of-{world_size()}"
     saved = None if checkpoint is None else ObservingProgress(checkpoint, job, model, seeing)
     number = 0
@@ -164,15 +184,11 @@ def _observe(
             inputs = as_inputs(batch, count)
             if saved is not None and saved.has(inputs, number):
                 continue
-            for quantizer in seeing.values():
-                quantizer.observer.batch = number
-            _run(model, inputs, number)
-            _check_finite(list(seeing.values()), number)
+            with watched(seeing.values(), number):
+                _run(model, inputs, number)
             if saved is not None:
                 saved.keep(number)
-        if not number:
-            raise CalibrationError("the calibration data is empty: it gave no batch")
-        if saved is not None:
+        if saved is not None and number:
             saved.keep(number, last=True)
     return number
 
@@ -219,6 +235,16 @@ def _run(model: nn.Module, inputs: Inputs, number: int) -> None:
         raise CalibrationError(
             f"the model refuses calibration batch {number} {inputs}: {type(error).__name__}: {error}"
         ) from error
+
+
+@contextmanager
+def watched(seeing: Iterable[TensorQuantizer], batch: int) -> Iterator[None]:
+    """Tell observers which batch they see, and refuse what makes infinities of it."""
+    seeing = list(seeing)
+    for quantizer in seeing:
+        quantizer.observer.batch = batch
+    yield
+    _check_finite(seeing, batch)
 
 
 def _check_finite(seeing: list[TensorQuantizer], batch: int) -> None:

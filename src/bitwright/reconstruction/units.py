@@ -20,6 +20,7 @@ MOST_LAYERS = 16
 """A piece with more layers than these is split."""
 
 Nodes = list[fx.Node]
+Changes = Callable[[TensorQuantizer], bool]
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,8 +45,8 @@ class Unit:
 class _Graph:
     """A graph as a list of calls, with what is known of each."""
 
-    def __init__(self, model: fx.GraphModule, learns: Callable[[fx.Node], bool]) -> None:
-        self.model = model
+    def __init__(self, model: fx.GraphModule, learns: Callable[[fx.Node], bool], changes: Changes) -> None:
+        self.model, self.changes = model, changes
         self.calls = [n for n in model.graph.nodes if n.op not in ("placeholder", "get_attr", "output")]
         self.index = {node: i for i, node in enumerate(self.calls)}
         self.layers = {node for node in self.calls if learns(node)}
@@ -56,7 +57,7 @@ class _Graph:
         found: set[fx.Node] = set()
         for node in self.calls:
             module = module_of(node, self.model)
-            changes = module is not None and any(q.quantizes for q in quantizers(module).values())
+            changes = module is not None and any(map(self.changes, quantizers(module).values()))
             if changes or any(n in found for n in node.all_input_nodes):
                 found.add(node)
         return found
@@ -176,7 +177,13 @@ def _common_scope(scopes: Sequence[str]) -> str:
     return ".".join(names[0] for names in takewhile(lambda names: len(set(names)) == 1, levels))
 
 
-def find_units(model: fx.GraphModule, learns: Callable[[fx.Node], bool], unit: str, merge: int) -> list[Unit]:
+def find_units(
+    model: fx.GraphModule,
+    learns: Callable[[fx.Node], bool],
+    unit: str,
+    merge: int,
+    changes: Changes = lambda quantizer: quantizer.quantizes,
+) -> list[Unit]:
     """The units of a graph, in order; together they have all its nodes.
 
     Args:
@@ -184,8 +191,9 @@ def find_units(model: fx.GraphModule, learns: Callable[[fx.Node], bool], unit: s
         learns: whether a call has something to learn.
         unit: "layer" or "block".
         merge: how many neighbours are joined into one unit.
+        changes: whether a quantizer changes tensors.
     """
-    graph = _Graph(model, learns)
+    graph = _Graph(model, learns, changes)
     pieces = graph.pieces()
     if unit == "layer":
         runs = [run for piece in pieces for run in graph.by_layer(piece)]

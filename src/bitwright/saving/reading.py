@@ -1,5 +1,6 @@
 """load: the model that a folder holds, made again from its float model."""
 
+import copy
 import os
 import warnings
 from collections.abc import Callable, Iterator
@@ -12,8 +13,9 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from bitwright.backends import Backend, find_backend
-from bitwright.errors import BitwrightError, SaveError, SaveWarning
+from bitwright.errors import BitwrightError, ConfigError, SaveError, SaveWarning
 from bitwright.graph.capture.failures import frames_to_user
+from bitwright.mapped_weights import map_weights
 from bitwright.module_swap import swap_modules
 from bitwright.nn.norm import freeze_batchnorm, unfreeze_batchnorm
 from bitwright.preparation.pipeline import prepare_resolved
@@ -43,7 +45,8 @@ def load(
 
     Args:
         folder: what ``save`` wrote.
-        model: the float model, of any weights, or a function that builds it. It is left untouched.
+        model: the float model, of any weights, or a function that builds it. It is left untouched. A model on the
+            meta device gets weights that are mapped from the folder's file, and take no memory before they are used.
         example_inputs: inputs to capture the model with, of the saved shapes and types; needed only if the model does
             not take made-up numbers within the limits of the saved ones.
         backend: the target, where its conditions are functions that no registered backend has.
@@ -52,7 +55,7 @@ def load(
     manifest = read_manifest(path)
     _check_files(path, manifest)
     saved = _read(path / TENSORS)
-    original = model if isinstance(model, nn.Module) else _built(model)
+    original = _with_weights(model if isinstance(model, nn.Module) else _built(model), path / TENSORS)
     with _readable(path):
         inputs = _example(path, manifest, example_inputs)
         target = from_data(manifest.backend, None if backend is None else find_backend(backend))
@@ -106,6 +109,18 @@ def _built(factory: Any) -> nn.Module:  # noqa: ANN401
     if not isinstance(built, nn.Module):
         raise SaveError(f"the function that builds the model gave a {type(built).__name__}, not a torch.nn.Module")
     return built
+
+
+def _with_weights(model: nn.Module, file: Path) -> nn.Module:
+    """The model, or, if it is on the meta device, a copy with the weights that are saved, mapped from their file."""
+    if not any(tensor.is_meta for tensor in named_tensors(model).values()):
+        return model
+    try:
+        return map_weights(copy.deepcopy(model), file)
+    except ConfigError as error:
+        raise SaveError(
+            f"the {type(model).__name__} given, on the meta device, is not what was saved: {error}"
+        ) from error
 
 
 def _example(folder: Path, manifest: Manifest, given: Any) -> Any:  # noqa: ANN401

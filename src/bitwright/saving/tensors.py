@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from bitwright.errors import SaveError
+from bitwright.mapped_weights import same_bits
 from bitwright.quantizer import quantizers
 from bitwright.quantizer.state import ABOUT
 
@@ -63,7 +64,8 @@ def put(saved: Mapping[str, Tensor], wanted: Mapping[str, Tensor], channels_last
             if name in channels_last:
                 kind = torch.channels_last if tensor.ndim == 4 else torch.channels_last_3d
                 tensor.data = tensor.detach().to(memory_format=kind)
-            tensor.detach().copy_(saved[name])
+            if not same_bits(tensor, saved[name]):  # a mapped weight that is as saved stays mapped
+                tensor.detach().copy_(saved[name])
 
 
 def lie_channels_last(tensors: Mapping[str, Tensor]) -> list[str]:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from bitwright.graph.capture.failures import call_model
+from bitwright.mapped_weights import mapped_again
 from bitwright.torch_internals import COMPILED_CALL, users_attributes
 
 _SHARED = (bool, int, float, str, type(None), torch.dtype, torch.Size)
@@ -19,6 +20,10 @@ def copy_model(model: nn.Module) -> tuple[nn.Module, dict[int, torch.Tensor]]:
     modules = list(model.modules())
     # What forward has computed and kept, as torch.nn.utils.weight_norm does, cannot be copied with its history.
     memo: dict[int, Any] = {id(t): t.detach().clone() for t in _tensors(modules) if not t.is_leaf}
+    for parameter in {p for module in modules for p in module._parameters.values() if p is not None}:
+        again = mapped_again(parameter)
+        if again is not None:
+            memo[id(parameter)] = again
     plain = [module for module in modules if _is_plain(type(module))]
     for module in plain:
         memo[id(module)] = module.__class__.__new__(module.__class__)

@@ -82,6 +82,12 @@ def capture_model(
             f"the model is a {type(model).__name__} of TorchScript, whose code cannot be captured: give the nn.Module "
             "that it was made from. A part of a model may be one, and stays float"
         )
+    empty = next((name for name, parameter in model.named_parameters() if parameter.is_meta), None)
+    if empty is not None:
+        raise ConfigError(
+            f"{empty} is on the meta device, where it has no values: bw.map_weights(model, 'model.safetensors') gives "
+            "a model its weights without reading them into memory"
+        )
     try:
         model = compiled_original(model) or model
         inputs = _with_fixed(model, Inputs.of(example_inputs), concrete_args or {})
