@@ -4,7 +4,8 @@ Everything here works in one process, too: it is then a group of one.
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -44,6 +45,28 @@ class Ranks:
     def alone(self) -> bool:
         """Whether there is one process only."""
         return self._group is None
+
+    @property
+    def count(self) -> int:
+        """How many processes there are."""
+        return 1 if self._group is None else world_size()
+
+    def sum(self, numbers: Sequence[float]) -> list[float]:
+        """The sums of each of these numbers over all processes."""
+        found = self.gather(struct.pack(f"{len(numbers)}d", *numbers))
+        return [sum(each) for each in zip(*(struct.unpack(f"{len(numbers)}d", data) for data in found), strict=True)]
+
+    def average(self, tensors: Sequence[Tensor | None]) -> None:
+        """Set each tensor to its mean over all processes; None, a gradient that there is not, must be so on all."""
+        if self._group is None:
+            return
+        given = [tensor for tensor in tensors if tensor is not None]
+        flat = torch.cat([tensor.detach().reshape(-1).float().cpu() for tensor in given])
+        with _waiting(self._timeout):
+            dist.all_reduce(flat, group=self._group)
+        parts = (flat / self.count).split([tensor.numel() for tensor in given])
+        for tensor, part in zip(given, parts, strict=True):
+            tensor.copy_(part.view(tensor.shape))
 
     def gather(self, data: bytes) -> list[bytes]:
         """What every process gives, by rank."""

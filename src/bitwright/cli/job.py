@@ -18,7 +18,7 @@ from bitwright.cli.output import step
 from bitwright.cli.scores import DeployedModel, Scores, first_scores, missed_drop, score
 from bitwright.cli.summary import Outcome
 from bitwright.correction import correct
-from bitwright.distributed import rank, under_torchrun, world_size
+from bitwright.distributed import from_first_rank, rank, under_torchrun, world_size
 from bitwright.errors import ConfigError
 from bitwright.exporting import FORMATS, export
 from bitwright.files import check_output
@@ -85,8 +85,8 @@ class Job:
         """
         progress = self.output / PROGRESS
         with under_torchrun():
-            if not self.resume and rank() == 0:
-                _forget(progress)
+            if not self.resume:  # before any rank looks for it
+                from_first_rank(lambda: _forget(progress))
             try:
                 qmodel, batches, before = self._calibrated(progress)
                 with step("exporting"):
@@ -164,12 +164,13 @@ def _load_judge(name: str | None) -> Callable[[nn.Module], object] | None:
     return judge
 
 
-def _forget(progress: Path) -> None:
+def _forget(progress: Path) -> bytes:
     """Remove what calibration has written into a folder, and the folder if nothing else is in it."""
     for file in progress.glob("calibration*.safetensors"):
         file.unlink(missing_ok=True)
     with suppress(OSError):
         progress.rmdir()
+    return b""
 
 
 def check_outputs(folder: Path, names: tuple[str, ...], suffix: str, force: bool) -> list[Path]:

@@ -2,15 +2,36 @@
 
 A hash of the place, in whole numbers of 32 bits that may overflow, takes the time of a few multiplications, and eager
 and compiled kernels get the same numbers. The key comes from torch's generator, so that ``torch.manual_seed`` and
-checkpointing have their say; the gradient makes the numbers of the values again from the same key.
+checkpointing have their say, or from that of ``drawing_from``; the gradient makes the numbers of the values again from
+the same key.
 """
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
+_here = threading.local()
+
+
+@contextmanager
+def drawing_from(generator: torch.Generator) -> Iterator[None]:
+    """Let this thread draw keys from a generator of its own, on the CPU; torch's stays as it is."""
+    before = getattr(_here, "generator", None)
+    _here.generator = generator
+    try:
+        yield
+    finally:
+        _here.generator = before
+
 
 def draw_key(x: Tensor) -> Tensor:
-    """Two random numbers of torch's generator, on the device of ``x``: a stream of noise of their own."""
+    """Two random numbers on the device of ``x``: a stream of noise of their own."""
+    generator = None if torch.compiler.is_compiling() else getattr(_here, "generator", None)
+    if generator is not None:
+        return torch.randint(0, 2**31 - 1, (2,), dtype=torch.int32, generator=generator).to(x.device)
     return torch.randint(0, 2**31 - 1, (2,), dtype=torch.int32, device=x.device)
 
 

@@ -1,11 +1,13 @@
 """Checkpoints: each finished unit is a file, so that a job that was killed goes on where it was."""
 
+import json
 from collections.abc import Iterable
 from pathlib import Path
 
 from torch import Tensor, nn
 
-from bitwright.checkpoints import Checkpoint, digest_of
+from bitwright.checkpoints import Checkpoint, Saved, digest_of
+from bitwright.distributed import Ranks, rank
 from bitwright.reconstruction.learned import LearnedScale, LearnedWeight
 from bitwright.reconstruction.result import UnitResult
 from bitwright.reconstruction.settings import Settings
@@ -18,15 +20,19 @@ class UnitCheckpoints:
         folder: where the files are, or will be.
         model: the model as it is before any unit is learned.
         settings: how units are learned.
-        inputs: the data.
+        inputs: the data of this process.
+        ranks: all processes; the first writes and reads for all.
     """
 
-    def __init__(self, folder: str | Path, model: nn.Module, settings: Settings, inputs: Iterable[object]) -> None:
-        self._folder = folder
+    def __init__(
+        self, folder: str | Path, model: nn.Module, settings: Settings, inputs: Iterable[object], ranks: Ranks
+    ) -> None:
+        self._folder, self._ranks = folder, ranks
+        data = ranks.gather(digest_of(list(inputs)).encode())
         self._identity = {
             "model": digest_of([str(getattr(model, "code", type(model).__name__)), dict(model.state_dict())]),
             "choice of settings": digest_of(repr(settings)),
-            "data set": digest_of(list(inputs)),
+            "data set": data[0].decode() if len(data) == 1 else digest_of(data),
         }
         self._of(0)  # says now if there cannot be such a folder
 
@@ -37,11 +43,13 @@ class UnitCheckpoints:
             tensors |= {f"weight.{i}": w.ups() for i, w in enumerate(weights)}
             tensors |= {f"stretch.{i}": w.method.stretch for i, w in enumerate(weights) if w.method.stretch is not None}
             tensors |= {f"scale.{i}": s.quantizer.qparams()[0].clone() for i, s in enumerate(scales)}
-        self._of(number).write(tensors, result.to_dict())
+        with self._ranks.together():
+            if rank() == 0:
+                self._of(number).write(tensors, result.to_dict())
 
     def load(self, number: int, weights: list[LearnedWeight], scales: list[LearnedScale]) -> UnitResult | None:
         """Give a unit what it has learned, if it is stored."""
-        saved = self._of(number).read()
+        saved = self._read(number)
         if saved is None:
             return None
         result = UnitResult.from_dict(saved.data)
@@ -53,6 +61,17 @@ class UnitCheckpoints:
             for i, scale in enumerate(scales):
                 scale.quantizer.set_qparams(saved.tensors[f"scale.{i}"], scale.quantizer.qparams()[1])
         return result
+
+    def _read(self, number: int) -> Saved | None:
+        """What the first process has stored of a unit."""
+        found = None
+        with self._ranks.together():
+            if rank() == 0:
+                found = self._of(number).read()
+        data = self._ranks.gather(b"" if found is None else json.dumps(found.data).encode())[0]
+        if not data:
+            return None
+        return Saved(self._ranks.gather_tensors({} if found is None else found.tensors)[0], json.loads(data))
 
     def _of(self, number: int) -> Checkpoint:
         return Checkpoint(self._folder, f"unit-{number:04d}", self._identity)

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bitwright.distributed import Ranks
 from bitwright.errors import ConfigError
 from bitwright.reconstruction.losses import prediction_gap
 
@@ -44,6 +45,11 @@ class Importance:
                 f"reconstruct: the loss 'fisher' needs batches of one shape, but {key} has results of "
                 f"{tuple(before.shape)} and {tuple(square.shape)}; use loss='mse'"
             )
+
+    def join(self, ranks: Ranks) -> None:
+        """Add what all processes have seen."""
+        for key in sorted(self._sums, key=str):
+            ranks.average([self._sums[key]])  # by how much all are divided does not matter
 
     def of(self, key: Hashable) -> Tensor | None:
         """The importance of each value of one sample's result, or None if it has no influence."""

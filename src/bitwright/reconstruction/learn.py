@@ -9,8 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bitwright.distributed import Ranks
 from bitwright.methods.adaround import fraction
 from bitwright.numerics.fused import repeated
+from bitwright.numerics.noise import drawing_from
 from bitwright.quantizer import TensorQuantizer
 from bitwright.reconstruction.learned import LearnedScale, LearnedWeight
 from bitwright.reconstruction.losses import distance, prediction_gap, undecided
@@ -35,6 +37,7 @@ class Lesson:
         scales: what learns its scale.
         activations: the quantizers of all activations in the unit.
         settings: how to learn.
+        ranks: the processes that learn it together, each with samples of its own.
     """
 
     call: nn.Module
@@ -46,9 +49,14 @@ class Lesson:
     scales: list[LearnedScale]
     activations: list[TensorQuantizer]
     settings: Settings
+    ranks: Ranks
 
     def learn(self, source: torch.Generator) -> int:
-        """Learn as the method says, and return the number of steps."""
+        """Learn as the method says, drawing from ``source`` only, and return the number of steps."""
+        with drawing_from(source):
+            return self._learn(source)
+
+    def _learn(self, source: torch.Generator) -> int:
         keep = self.settings.keep if self.settings.method == "qdrop" else 1.0
         for weight in self.weights:
             weight.begin()
@@ -94,6 +102,7 @@ class Lesson:
             optimizer.zero_grad()
             with repeated(steps) if step == 0 else nullcontext():
                 loss.backward()
+            self.ranks.average([p.grad for group in optimizer.param_groups for p in group["params"]])
             for group, rate in rates:
                 group["lr"] = rate * 0.5 * (1.0 + math.cos(math.pi * step / steps))
             optimizer.step()
@@ -103,8 +112,8 @@ class Lesson:
 
     def _loss(self, keep: float, source: torch.Generator) -> Tensor:
         """The error of the unit's results on some samples, and of the predictions if they count."""
-        sample = self.samples.draw(self.settings.batch_size, source)
-        results = self.call(*_mixed(sample, keep))
+        sample = self.samples.draw(max(1, self.settings.batch_size // self.ranks.count), source)
+        results = self.call(*_mixed(sample, keep, source))
         terms = distance(results, sample.targets, self.importance)
         loss = sum((t * p for t, p in zip(terms, self.share, strict=True)), start=torch.zeros(()))
         if self.gap and self.samples.rest is not None:
@@ -133,12 +142,12 @@ def _optimizer(
     return optimizer, [(group, group["lr"]) for group in own]
 
 
-def _mixed(sample: Sample, keep: float) -> list[Any]:
+def _mixed(sample: Sample, keep: float, source: torch.Generator) -> list[Any]:
     """The inputs, each value of the quantized model with probability ``keep`` and else of the float one."""
     if keep == 1.0:
         return sample.quantized
     return [
-        torch.where(torch.rand(q.shape, device=q.device) < keep, q, x)
+        torch.where(torch.rand(q.shape, generator=source).to(q.device) < keep, q, x)
         if isinstance(q, Tensor) and q is not x and q.is_floating_point()
         else q
         for q, x in zip(sample.quantized, sample.exact, strict=True)

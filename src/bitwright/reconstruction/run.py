@@ -11,11 +11,13 @@ import torch
 from torch import Tensor, fx, nn
 
 from bitwright.calibration import as_batches, as_inputs
+from bitwright.checkpoints import digest_of
+from bitwright.distributed import TIMEOUT, Ranks, all_ranks, rank
 from bitwright.errors import CalibrationError, ConfigError
 from bitwright.files import scratch_folder
 from bitwright.graph.inputs import bind_inputs
 from bitwright.graph.names import module_of
-from bitwright.modes import eval_mode, random_numbers_kept
+from bitwright.modes import eval_mode
 from bitwright.nn.functional import QuantFunction
 from bitwright.nn.weight_sites import weight_sites
 from bitwright.preparation import ledger_of
@@ -37,6 +39,8 @@ from bitwright.reconstruction.samples import Samples
 from bitwright.reconstruction.settings import LossName, MethodName, Settings, UnitKind
 from bitwright.reconstruction.units import Unit, find_units
 from bitwright.reconstruction.whole import graph_of
+
+_APART = 1_000_003  # between the seeds of ranks
 
 
 def reconstruct(
@@ -62,12 +66,16 @@ def reconstruct(
     checkpoint: str | Path | None = None,
     seed: int = 0,
     progress: bool | None = None,
+    timeout: float = TIMEOUT,
 ) -> Reconstruction:
     """Learn how the weights of a calibrated model are rounded, unit by unit, so that it comes near the float model.
 
     A unit's inputs are those of the quantized model, with all units before it done; its results shall be those of the
     float model. What was learned is kept where it is better than what was there before. The float weights stay as they
     are; scales of weights, too, unless ``weight_scale_lr`` is given.
+
+    Under ``torchrun`` each rank gives its own share of the data, and draws its share of ``batch_size`` from it. All
+    learn the same from the mean of their gradients. A rank that fails, or has no data, is an error on all.
 
     Args:
         model: what ``calibrate`` returned; it is changed in place.
@@ -95,8 +103,9 @@ def reconstruct(
             are rounded kept (Genie); 0 leaves scales alone, 1e-3 suits the other defaults.
         memory_limit: bytes of activations kept in memory; more go to a temporary folder.
         checkpoint: folder where finished units are stored; the same call goes on from there.
-        seed: of all that is drawn at random.
+        seed: of all that learning draws at random. What the model itself draws comes from torch's generator.
         progress: show a progress bar; by default only on a terminal.
+        timeout: how long a rank waits for the others, in seconds.
 
     Returns:
         The error of every unit before and after; ``print`` shows it as a table.
@@ -108,17 +117,21 @@ def reconstruct(
     example = ledger_of(model).example
     if not any(q.quantizes for q in quantizers(model).values()):
         raise CalibrationError("no quantizer of the model is quantizing: calibrate it before reconstructing it")
-    inputs = [as_inputs(batch, len(example.args)) for batch in as_batches(batches)]
-    if not inputs:
-        raise CalibrationError("the data to reconstruct with is empty: it gave no batch")
-    with scratch_folder(tempfile.gettempdir()) as folder, _learning(model):
+    with all_ranks(timeout) as ranks, scratch_folder(tempfile.gettempdir()) as folder, _learning(model):
+        with ranks.together(CalibrationError):
+            inputs = [as_inputs(batch, len(example.args)) for batch in as_batches(batches)]
+            if not inputs:
+                raise CalibrationError("the data to reconstruct with is empty: it gave no batch")
+        if not ranks.alone:
+            ranks.agree("the model", digest_of(dict(model.state_dict())))
+            ranks.agree("the choice of settings", digest_of(repr(settings)))
         memory = Memory(memory_limit, folder)
         stored = None
         if checkpoint is not None:
             data = [value for each in inputs for value in (each.args, each.kwargs)]
-            stored = UnitCheckpoints(checkpoint, model, settings, data)
+            stored = UnitCheckpoints(checkpoint, model, settings, data, ranks)
         graph = graph_of(model, example)
-        job = _Job(graph, settings, stored)
+        job = _Job(graph, settings, stored, ranks)
         values = [bind_inputs(model, each.args, each.kwargs) for each in inputs]
         flow = Flow(graph, job.units, values, list(quantizers(model).values()), memory)
         return job.run(flow, progress)
@@ -127,8 +140,10 @@ def reconstruct(
 class _Job:
     """One call of reconstruct."""
 
-    def __init__(self, model: fx.GraphModule, settings: Settings, checkpoint: UnitCheckpoints | None) -> None:
-        self.model, self.settings, self.checkpoint = model, settings, checkpoint
+    def __init__(
+        self, model: fx.GraphModule, settings: Settings, checkpoint: UnitCheckpoints | None, ranks: Ranks
+    ) -> None:
+        self.model, self.settings, self.checkpoint, self.ranks = model, settings, checkpoint, ranks
         weights = {node: learnable_weights(model, node) for node in model.graph.nodes}
         if not any(weights.values()):
             raise ConfigError(
@@ -167,6 +182,8 @@ class _Job:
         """Learn every unit."""
         result = Reconstruction(self.settings.method)
         importance = flow.importance() if self.settings.loss == "fisher" else None
+        if importance is not None:
+            importance.join(self.ranks)
         for number in track(range(len(self.units)), "reconstructing", show=progress):
             begin = time.perf_counter()
             flow.enter(number)
@@ -206,21 +223,20 @@ class _Job:
         begin: float,
     ) -> UnitResult:
         weights, settings = self.weights[number], self.settings
-        powers = _mean(([target.square() for target in s.targets] for s in samples), weigh)
+        powers = self._mean(([target.square() for target in s.targets] for s in samples), weigh)
         share = [1.0 / max(power, 1e-30) for power in powers]
 
         def error() -> float:
-            found = _mean(
+            found = self._mean(
                 ([(r - t).square() for r, t in zip(call(*s.quantized), s.targets, strict=True)] for s in samples), weigh
             )
             return sum(e * p for e, p in zip(found, share, strict=True))
 
-        own, gap = error(), _gap(call, samples, settings)
+        own, gap = error(), self._gap(call, samples)
         weight_of_gap = settings.prediction * own / gap if gap else 0.0
         before, after, steps = own + weight_of_gap * gap, float("inf"), 0
         if own > 0.0:
-            source = torch.Generator().manual_seed(settings.seed + number)
-            torch.manual_seed(settings.seed + number)
+            source = torch.Generator().manual_seed(settings.seed + number + _APART * rank())
             lesson = Lesson(
                 call,
                 samples,
@@ -231,13 +247,14 @@ class _Job:
                 scales,
                 self.activations[number],
                 settings,
+                self.ranks,
             )
             try:
                 with torch.enable_grad():
                     steps = lesson.learn(source)
                 for weight in weights:
                     weight.make_room()
-                after = error() + weight_of_gap * _gap(call, samples, settings)
+                after = error() + weight_of_gap * self._gap(call, samples)
             finally:
                 kept = after < before
                 if not kept:
@@ -255,16 +272,24 @@ class _Job:
             time.perf_counter() - begin,
         )
 
+    def _gap(self, call: nn.Module, samples: Samples) -> float:
+        """How far predictions are from the float model's before learning, if they count."""
+        if samples.rest is None:
+            return 0.0
+        by = self.settings.temperature
+        gaps = [float(prediction_gap(samples.rest(call(*s.quantized), s.others), s.predictions, by)) for s in samples]
+        total, count = self.ranks.sum([sum(gaps), len(gaps)])
+        return total / count
 
-def _gap(call: nn.Module, samples: Samples, settings: Settings) -> float:
-    """How far predictions are from the float model's before learning, if they count."""
-    if samples.rest is None:
-        return 0.0
-    gaps = [
-        float(prediction_gap(samples.rest(call(*s.quantized), s.others), s.predictions, settings.temperature))
-        for s in samples
-    ]
-    return sum(gaps) / len(gaps)
+    def _mean(self, squares: Iterable[list[Tensor]], weigh: list[Tensor | None]) -> list[float]:
+        """The mean of each result's values over all batches of all ranks, weighted."""
+        total, count = [0.0] * len(weigh), [0] * len(weigh)
+        for batch in squares:
+            for i, (square, weight) in enumerate(zip(batch, weigh, strict=True)):
+                total[i] += float((square if weight is None else square * weight).sum(dtype=torch.float64))
+                count[i] += square.numel()
+        sums = self.ranks.sum([*total, *count])
+        return [t / max(c, 1.0) for t, c in zip(sums[: len(total)], sums[len(total) :], strict=True)]
 
 
 class _Chosen(nn.Module):
@@ -280,21 +305,11 @@ class _Chosen(nn.Module):
         return [results[i] for i in self.chosen]
 
 
-def _mean(squares: Iterable[list[Tensor]], weigh: list[Tensor | None]) -> list[float]:
-    """The mean of each result's values over all batches, weighted."""
-    total, count = [0.0] * len(weigh), [0] * len(weigh)
-    for batch in squares:
-        for i, (square, weight) in enumerate(zip(batch, weigh, strict=True)):
-            total[i] += float((square if weight is None else square * weight).sum(dtype=torch.float64))
-            count[i] += square.numel()
-    return [t / max(c, 1) for t, c in zip(total, count, strict=True)]
-
-
 @contextmanager
 def _learning(model: nn.Module) -> Iterator[None]:
-    """Evaluate the model without gradients of its own Parameters, and leave torch's random numbers as they were."""
+    """Evaluate the model without gradients of its own Parameters."""
     asked = [p for p in model.parameters() if p.requires_grad]
-    with random_numbers_kept(), eval_mode(model), torch.no_grad():
+    with eval_mode(model), torch.no_grad():
         for parameter in asked:
             parameter.requires_grad_(False)
         try:
