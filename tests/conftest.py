@@ -30,8 +30,10 @@ def own_plugins():
     from bitwright.methods import METHODS
     from bitwright.observers import OBSERVERS
     from bitwright.simulation import SIMULATED_RUNTIMES
+    from bitwright.verification import CONSTRAINTS
 
-    registries = (SIMULATED_RUNTIMES, BACKENDS, METHODS, OBSERVERS, QUANLAYERS, QUANTRANSFORMERS, SCHEDULES)
+    plugins = (SIMULATED_RUNTIMES, CONSTRAINTS, BACKENDS, METHODS, OBSERVERS)
+    registries = (*plugins, QUANLAYERS, QUANTRANSFORMERS, SCHEDULES)
     known = {registry: set(registry) for registry in registries}
     yield
     for registry, names in known.items():

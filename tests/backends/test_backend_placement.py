@@ -46,7 +46,7 @@ PLACED = {
     # Its deconvolution had a quantized weight and a float input: the input, "mul", is quantized now.
     "academic": {"x", "stem", "layer1_r1", "cat", "mul", "flatten"},
     "academic_nlp": {"flatten"},
-    "tensorrt": IMAGE,
+    "tensorrt": IMAGE - {"layer1_c2"},  # TensorRT computes a sum along with the convolution before it
     "qdq": IMAGE,
     "nnie": IMAGE,
     "snpe": IMAGE | {"fc"},

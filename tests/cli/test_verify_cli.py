@@ -79,9 +79,27 @@ def test_target_without_a_runtime_is_proven_by_reference(run, here):
     found = data["proof"]["runtimes"]["reference"]
     assert (found["coverage"], found["latency"], found["largest"]) == (None, None, 0)
     assert data["proof"]["notes"] == [
+        "5 of the 5 constraints published for vitis are kept; unproven are the kernels of vitis itself, and what its "
+        "tools may demand beyond these",
         "nothing here executes files for vitis: all quantized tensors and outputs were compared in onnxruntime, which "
-        "ran every quantizer as an operator of its own; nothing is unproven but the kernels of vitis itself"
+        "ran every quantizer as an operator of its own",
     ]
+    assert {v["constraint"] for v in data["proof"]["violations"]} == {"vitis-operands"}
+    page = (here / "out" / "report.html").read_text()
+    assert "What vitis demands of files" in page
+
+
+def test_verify_checks_what_a_target_demands(run, refused, here, exported):
+    """A file for onnxruntime has zero points: TensorRT has none."""
+    code, out, _ = run(*VERIFY, "--backend", "tensorrt", "--json", "--junit", "found.xml")
+    data = json.loads(out)
+    assert (code, data["ok"]) == (1, False)
+    assert {v["constraint"] for v in data["violations"] if not v["advice"]} >= {"tensorrt-symmetric", "tensorrt-types"}
+    cases = {case.get("name"): len(case) for case in ElementTree.parse(here / "found.xml").getroot()}
+    assert (cases["tensorrt-symmetric"], cases["tensorrt-opset"], cases["onnxruntime"]) == (1, 0, 0)
+    assert "leave out --backend" in refused(
+        *VERIFY, "--backend", "tensorrt", "--model", "nets:build", "--saved", "saved"
+    )
 
 
 def test_no_verify_writes_and_does_not_run(run, refused, here):

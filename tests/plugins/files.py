@@ -81,7 +81,11 @@ from bitwright.backends.onnxruntime import ONNXRUNTIME
 
 register_backend(
     ONNXRUNTIME.with_(
-        name="toychip", title="a toy", operators={"integer": {"linear": "inputs"}}, runtimes=("toytime",)
+        name="toychip",
+        title="a toy",
+        operators={"integer": {"linear": "inputs"}},
+        runtimes=("toytime",),
+        constraints=("toychip-*",),
     )
 )
 """
@@ -112,6 +116,16 @@ class ToyFormat(OnnxFormat):
     suffix = ".toy"
 '''
 
+CONSTRAINT = '''
+from bitwright.verification.constraints.base import Finding, register_constraint
+
+
+@register_constraint("toychip-bias", advice=True)
+def no_bias(view):
+    """Layers have no bias."""
+    return [Finding(t.name, "is a bias", "leave it out") for t in view.of_kind("bias")]
+'''
+
 FILES = {
     "observer": ("observers/toy_observer.py", OBSERVER),
     "method": ("methods/toy_method.py", METHOD),
@@ -120,5 +134,6 @@ FILES = {
     "schedule": ("graph/passes/simplify/toy_schedule.py", SCHEDULE),
     "backend": ("backends/a_toy_backend.py", BACKEND),
     "format": ("exporting/formats/toy_format.py", FORMAT),
+    "constraint": ("verification/constraints/toy_constraint.py", CONSTRAINT),
     "runtime": ("verification/runtimes/a_toy_runtime.py", RUNTIME),
 }

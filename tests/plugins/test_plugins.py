@@ -64,6 +64,7 @@ EXPECTED = {
     "schedule": [],
     "backend": "a toy",
     "runtime": [["toytime"], True],
+    "constraint": [True, {"toychip-bias": "Layers have no bias."}, ["fc.bias", "last.bias"]],
     "format": ["toyformat", True, ["toytime"]],
     "observer": pytest.approx(1.0, abs=1e-5),
 }

@@ -51,6 +51,7 @@ def main():
         file = bw.export(chosen, Path(folder) / "net.onnx")
         proof = bw.verify(chosen, file, [x], latency=False, progress=False)
         finite = torch.isfinite(torch.as_tensor(bw.run_file(file, "toytime")(x))).all()
+        results["constraint"] = [proof.ok, proof.constraints, [v.where for v in proof.violations]]
         results["runtime"] = [list(proof.runtimes), bool(finite)]
         other = bw.export(chosen, Path(folder) / "net.toy", format="toyformat")
         again = bw.verify(chosen, other, [x], latency=False, progress=False)

@@ -37,6 +37,9 @@ class Backend(Strict):
     """Export formats it reads, the preferred one first."""
     runtimes: tuple[str, ...] = ()
     """Programs on this machine that can execute the exported file."""
+    constraints: tuple[str, ...] = ()
+    """What the target's makers demand of files, by names or globs of ``bitwright.verification.CONSTRAINTS``; verify
+    checks it. A backend that names any is for a target that is not here."""
     notes: tuple[str, ...] = ()
     """What a user should know."""
 

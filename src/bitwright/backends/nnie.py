@@ -12,7 +12,9 @@ NNIE = register_backend(
         weights={**_TENSORS, "formats": ("int8",), "granularities": ("tensor",)},
         activations=_TENSORS,
         integer_bias=False,
+        operators={"absorbed": {}},
         formats=(),
+        constraints=(),
         runtimes=(),
         notes=("ONNX has no logarithmic grid: models are trained and evaluated here, and not exported.",),
     )

@@ -21,6 +21,7 @@ ONNX_QNN = register_backend(
             },
         },
         formats=("onnx", "qoperator", "qualcomm-0.6.1", "qualcomm-1.0.0", "qualcomm-2.0.0"),
+        constraints=("qlinear-*",),
         runtimes=("onnxruntime",),
     )
 )

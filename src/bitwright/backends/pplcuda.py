@@ -8,6 +8,7 @@ PPLCUDA = register_backend(
         name="pplcuda",
         title="OpenPPL on NVIDIA GPUs",
         formats=("ppl", "onnx"),
+        constraints=("ppl-*", "pplcuda-*"),
         weights={"spec": "uint8 affine channel:0", "granularities": ("tensor", "channel")},
         activations={"observer": "MinMaxObserver"},
     )

@@ -7,7 +7,9 @@ QDQ = register_backend(
     TENSORRT.with_(
         name="qdq",
         title="any reader of Q/DQ ONNX, symmetric int8",
+        operators={"absorbed": {}},
         formats=("onnx",),
+        constraints=(),
         notes=("Nothing is assumed of the reader but QuantizeLinear and DequantizeLinear; onnxruntime is one.",),
     )
 )

@@ -130,6 +130,9 @@ class OperatorRules(Strict):
     """Operators that no activation is fused with."""
     merged: Annotated[Mapping[Operator, Operators], ByOperator] = Field(default_factory=dict)
     """For an operator, those before it that have no quantizer between them and it."""
+    absorbed: Annotated[Mapping[Operator, Operators], ByOperator] = Field(default_factory=dict)
+    """For an operator, those that compute it along with themselves: the result of one of them has no quantizer before
+    it, if nothing else reads it. The other operands have theirs."""
     numbers: Operators = frozenset()
     """Operators that run in integers even if one operand is a plain number."""
     share_inputs: Operators = frozenset()

@@ -20,5 +20,6 @@ SNPE = register_backend(
             "reasons": {"cat": "it only gathers: what reads the result quantizes it"},
         },
         formats=("qualcomm-0.6.1", "qualcomm-1.0.0", "qualcomm-2.0.0", "onnx"),
+        constraints=("qualcomm-*",),
     )
 )

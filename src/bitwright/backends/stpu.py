@@ -2,7 +2,7 @@
 
 from bitwright.backends.files import register_backend
 from bitwright.backends.snpe import SNPE
-from bitwright.backends.words import up_to
+from bitwright.backends.words import IMAGE_OPERATORS, up_to
 
 _TENSORS = {"spec": "int8 symmetric narrow tensor", "schemes": ("symmetric",), "method": "FixedFakeQuantize"}
 
@@ -11,6 +11,12 @@ STPU = register_backend(
         name="stpu",
         title="SenseTime STPU",
         formats=("stpu", "onnx"),
+        constraints=("stpu-*",),
+        operators={
+            "integer": dict.fromkeys((*IMAGE_OPERATORS, "cat"), "both"),
+            "share_inputs": ("cat",),
+            "reasons": {},
+        },
         weights={**_TENSORS, "formats": up_to(8)},
         activations={**_TENSORS, "formats": ("int8",)},
     )

@@ -30,11 +30,13 @@ def summary(backend: Backend) -> list[tuple[str, str]]:
         ("fused activations", listed(operators.fused)),
         ("nothing fused with", listed(operators.unfused)),
         ("no quantizer between", ", ".join(merged)),
+        ("computed with one operand", ", ".join(f"{o} of {listed(those)}" for o, those in operators.absorbed.items())),
         ("plain numbers in", listed(operators.numbers)),
         ("one scale for all inputs", listed(operators.share_inputs)),
         *_choices(backend),
         ("reads", ", ".join(backend.formats) or "nothing that Bitwright writes"),
         ("runs here in", ", ".join(backend.runtimes) or "nothing on this machine"),
+        ("files are checked for", ", ".join(backend.constraints)),
     ]
     return [line for line in lines if line[1]]
 

@@ -9,6 +9,7 @@ TENGINE_U8 = register_backend(
         name="tengine_u8",
         title="Tengine, uint8",
         formats=("tengine", "onnx"),
+        constraints=("tengine-*",),
         operators={
             "integer": dict.fromkeys((*IMAGE_OPERATORS, "cat", "hardswish", "sigmoid"), "both"),
             "unfused": ("add", "mul", "cat"),

@@ -20,10 +20,12 @@ TENSORRT = register_backend(
             "integer": dict.fromkeys(IMAGE_OPERATORS, "inputs"),
             "fused": RELUS,
             "merged": {"add": ("mul",)},
+            "absorbed": {"add": ("conv?d",)},
             "numbers": ("add", "mul"),
             "reasons": {"cat": "it only gathers: what reads the result quantizes it"},
         },
         formats=("onnx", "tensorrt-ranges"),
+        constraints=("tensorrt-*",),
         runtimes=("onnxruntime",),
         notes=("The engine is built by TensorRT from the file; onnxruntime executes the same file here, as a check.",),
     )

@@ -31,6 +31,7 @@ VITIS = register_backend(
             "numbers": ("add", "mul"),
         },
         formats=("vitis", "onnx"),
+        constraints=("vitis-*",),
         notes=("The network's own input has no quantizer: only results have one.",),
     )
 )

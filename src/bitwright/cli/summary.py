@@ -9,6 +9,7 @@ from bitwright.cli.scores import Scores
 from bitwright.preparation import Ledger
 from bitwright.reporting.text import NOT_MEASURED, megabytes, percent
 from bitwright.verification import Proof, RuntimeProof
+from bitwright.verification.proof import violations_in_words
 
 _MOST_FLOAT = 10
 
@@ -70,6 +71,8 @@ def show(outcome: Outcome, json: bool) -> None:
         _print_float(name, runtime)
         if slower := runtime.slower_words():
             print_text(f"{name}: {slower}")
+    for line in violations_in_words(v for v in proof.violations if v.advice):
+        print_text(f"Advice: {line}")
     for note in (*outcome.tuned, *proof.notes):
         print_text(f"Note: {note}")
     for miss in proof.missed:

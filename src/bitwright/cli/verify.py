@@ -42,6 +42,10 @@ def verify(
     saved: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="The model that was exported, as bitwright.save wrote it.")
     ] = None,
+    backend: Annotated[
+        str | None,
+        typer.Option("--backend", "-b", metavar="NAME", help="Target whose published constraints the file must keep."),
+    ] = None,
     evaluate: Evaluate = None,
     runtime: RuntimeNames = None,
     no_latency: NoLatency = False,
@@ -59,6 +63,8 @@ def verify(
     """
     if (model is None) != (saved is None):
         raise ConfigError("--model and --saved go together: the float model, and what bitwright.save wrote of it")
+    if saved is not None and backend is not None:
+        raise ConfigError("a saved model knows its backend: leave out --backend")
     check_limits(min_speedup, latency=not no_latency, max_accuracy_drop=max_accuracy_drop, evaluate=evaluate)
     given = {"coverage": min_coverage, "output": max_output_difference, "speedup": min_speedup}
     limits = {name: value for name, value in given.items() if value is not None}
@@ -69,7 +75,7 @@ def verify(
         path = _file_in(file)
         batches = read_batches(load(data, "--data"), f"--data {data}")
         judge = load(evaluate, "--eval") if evaluate else None
-        proof = _proof(path, batches, model, saved, runtime, limits=limits, latency=not no_latency)
+        proof = _proof(path, batches, (model, saved, backend), runtime, limits=limits, latency=not no_latency)
         scores = _scores(path, judge, f"--eval {evaluate}", proof, max_accuracy_drop) if judge is not None else None
     if junit is not None:
         write_text(_junit(proof), junit)
@@ -127,18 +133,19 @@ def _file_in(path: Path) -> Path:
 def _proof(
     path: Path,
     batches: "Batches",
-    model: str | None,
-    saved: Path | None,
+    made_of: tuple[str | None, Path | None, str | None],
     runtimes: list[str] | None,
     *,
     limits: dict[str, float],
     latency: bool,
 ) -> "Proof":
     """What the file does, against what the saved model simulates, or against what ONNX defines."""
+    model, saved, backend = made_of
     if model is None or saved is None:
         from bitwright.verification.alone import check_file
 
-        return check_file(path, batches, runtimes=runtimes or ["onnxruntime"], limits=limits, latency=latency)
+        known = runtimes or ["onnxruntime"]
+        return check_file(path, batches, runtimes=known, backend=backend, limits=limits, latency=latency)
     from bitwright.cli.load import load_model
     from bitwright.saving import load as load_saved
     from bitwright.verification import verify as prove
@@ -182,14 +189,22 @@ def _print_comparison(found: "RuntimeProof", a: Path, b: Path) -> None:
 
 
 def _junit(proof: "Proof") -> str:
-    """A test for each runtime, which fails with the limits that it missed."""
-    suite = ElementTree.Element("testsuite", name="bitwright verify", tests=str(len(proof.runtimes)))
-    failures = 0
-    for name in proof.runtimes:
+    """A test for each runtime and constraint, which fails with what was missed there, and one for all else missed."""
+    cases = _cases(proof)
+    failures = sum(map(bool, cases.values()))
+    counts = {"tests": str(len(cases)), "failures": str(failures)}
+    suite = ElementTree.Element("testsuite", {"name": "bitwright verify", **counts})
+    for name, missed in cases.items():
         case = ElementTree.SubElement(suite, "testcase", classname=proof.file, name=name)
-        missed = [line for line in proof.missed if line.startswith(f"{name}: ")]
-        failures += bool(missed)
         if missed:
             ElementTree.SubElement(case, "failure", message=missed[0]).text = "\n".join(missed)
-    suite.set("failures", str(failures))
     return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def _cases(proof: "Proof") -> dict[str, list[str]]:
+    """What was missed, by the runtime or constraint that it is said of."""
+    cases: dict[str, list[str]] = {name: [] for name in (*proof.runtimes, *proof.constraints)}
+    for line in proof.missed:
+        name = line.partition(": ")[0]
+        cases.setdefault(name if name in cases else "limits", []).append(line)
+    return cases

@@ -6,11 +6,13 @@ own; the weight and its quantizer are shared.
 """
 
 from collections import defaultdict
+from collections.abc import Collection
 
 from torch import fx, nn
 
 from bitwright.backends import Backend
 from bitwright.graph.names import module_of
+from bitwright.graph.walks import first_input
 from bitwright.nn.layer import QuantLayer
 from bitwright.nn.mixins import QuantInputMixin
 from bitwright.preparation.decisions import Decision, Decisions, Verdict
@@ -83,7 +85,27 @@ def _read(node: fx.Node, decision: Decision, demand: Demand, backend: Backend) -
         return []
     merged = backend.operators.merged.get(decision.kind, frozenset())
     found = operands(node, decision.operator)
-    return [o for o in found if (d := demand.decisions.get(demand.walk(o)[0])) is None or d.kind not in merged]
+    found = [o for o in found if (d := demand.decisions.get(demand.walk(o)[0])) is None or d.kind not in merged]
+    return _without_absorbed(found, decision, demand.decisions, backend)
+
+
+def _without_absorbed(
+    found: list[fx.Node], decision: Decision, decisions: Decisions, backend: Backend
+) -> list[fx.Node]:
+    """All but the first tensor whose layer computes the operator, too."""
+    absorbing = backend.operators.absorbed.get(decision.kind, frozenset())
+    taken = next((o for o in found if _takes_in(o, absorbing, decisions, backend)), None)
+    return [o for o in found if o is not taken]
+
+
+def _takes_in(tensor: fx.Node, kinds: Collection[str], decisions: Decisions, backend: Backend) -> bool:
+    """Whether the layer whose result a tensor is, norms folded into it included, computes its only reader, too."""
+    while (decision := decisions.get(tensor)) is not None and len(tensor.users) == 1:
+        folded = decision.verdict is Verdict.FUSED and decision.kind not in backend.operators.fused
+        if not folded or (before := first_input(tensor)) is None:
+            return decision.verdict is Verdict.INTEGER and decision.kind in kinds
+        tensor = before
+    return False
 
 
 def _ask_result(node: fx.Node, decision: Decision, demand: Demand, backend: Backend) -> list[Key]:

@@ -70,6 +70,7 @@ def report(
         proof=proof,
         file=Path(proof.file).name if proof is not None else "",
         cards=cards(proof, accuracy),
+        violations=_constraints(proof),
         verdicts=[(v.value, ledger.count()[v]) for v in Verdict],
         kept_float=_float_groups(ledger),
         run_float=_run_in_float(proof),
@@ -113,6 +114,16 @@ def _run_in_float(proof: Proof | None) -> dict[str, list[FloatGroup]]:
         for name, runtime in (proof.runtimes if proof is not None else {}).items()
         if runtime.floats
     }
+
+
+def _constraints(proof: Proof | None) -> list[tuple[str, str, list[str]]]:
+    """What the target demands of files, and where this one breaks it."""
+    if proof is None:
+        return []
+    from bitwright.verification.proof import violations_in_words
+
+    broken = {name: [v for v in proof.violations if v.constraint == name] for name in proof.constraints}
+    return [(name, text, violations_in_words(broken[name])) for name, text in proof.constraints.items()]
 
 
 @dataclass

@@ -1,18 +1,35 @@
 """Verification: run the exported file in its runtimes and compare it with the simulation."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from bitwright.verification.limits import DEFAULT, Limits
-from bitwright.verification.proof import Latency, OperatorCheck, OutputCheck, Proof, RuntimeProof, TensorCheck
+from bitwright.verification.proof import (
+    Latency,
+    OperatorCheck,
+    OutputCheck,
+    Proof,
+    RuntimeProof,
+    TensorCheck,
+    Violation,
+)
 from bitwright.verification.runtimes import RUNTIMES, Executed, Runtime, register_runtime
 
 if TYPE_CHECKING:
+    from bitwright.verification.constraints import CONSTRAINTS, Finding, View, register_constraint
     from bitwright.verification.pipeline import run_file, verify
 
+_LATER = {
+    **dict.fromkeys(("run_file", "verify"), "bitwright.verification.pipeline"),
+    **dict.fromkeys(("CONSTRAINTS", "Finding", "View", "register_constraint"), "bitwright.verification.constraints"),
+}
+
 __all__ = [
+    "CONSTRAINTS",
     "DEFAULT",
     "RUNTIMES",
     "Executed",
+    "Finding",
     "Latency",
     "Limits",
     "OperatorCheck",
@@ -21,6 +38,9 @@ __all__ = [
     "Runtime",
     "RuntimeProof",
     "TensorCheck",
+    "View",
+    "Violation",
+    "register_constraint",
     "register_runtime",
     "run_file",
     "verify",
@@ -29,8 +49,6 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401
     """Load what needs torch on first use: a child process that only executes files does without."""
-    if name not in ("run_file", "verify"):
+    if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from bitwright.verification import pipeline
-
-    return getattr(pipeline, name)
+    return getattr(import_module(_LATER[name]), name)

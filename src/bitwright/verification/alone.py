@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from bitwright.backends import Backend, find_backend
 from bitwright.calibration import as_batches, as_inputs
 from bitwright.errors import VerifyError
 from bitwright.exporting import LoadedFile
@@ -18,7 +19,7 @@ from bitwright.verification.feeds import as_array
 from bitwright.verification.latency import measure_latency
 from bitwright.verification.limits import Limits
 from bitwright.verification.outputs import OutputTally, as_tensor
-from bitwright.verification.pipeline import MOST_BATCHES
+from bitwright.verification.pipeline import MOST_BATCHES, add_violations
 from bitwright.verification.proof import Proof, RuntimeProof
 from bitwright.verification.runtimes.base import RUNTIMES, Runtime, Session
 
@@ -30,6 +31,7 @@ def check_file(
     batches: Iterable[Any],
     *,
     runtimes: Iterable[str] = ("onnxruntime",),
+    backend: str | os.PathLike[str] | Backend | None = None,
     limits: Mapping[str, float | None] | None = None,
     latency: bool = True,
 ) -> Proof:
@@ -42,14 +44,20 @@ def check_file(
         path: the file.
         batches: inputs of the file: tensors, tuples of tensors in its order, or dicts; at most 8 are used.
         runtimes: where to run it.
+        backend: what the file is for; the constraints published for that target are checked, and must be kept.
         limits: what must be kept; of those of :class:`Limits`, ``output``, ``coverage``, ``coverage_multiply_adds`` and
             ``speedup`` can be measured here. Without any, nothing is judged.
         latency: measure the speed against FP32 in the same runtime.
     """
     file, data = _read(path, batches)
     twin = file.float_twin()
-    none = dict.fromkeys(("largest", "uncompared", "output_local", "output_steps"))
-    proof = Proof(str(path), file.size, twin.size, limits=Limits.parse({**none, **(limits or {})}), notes=[_ALONE])
+    none = dict.fromkeys(("largest", "uncompared", "output_local", "output_steps", "violations"))
+    target = find_backend(backend) if backend is not None else None  # pyrefly: ignore
+    demanded = {"violations": 0} if target is not None and target.constraints else {}
+    bounds = Limits.parse({**none, **demanded, **(limits or {})})
+    proof = Proof(str(path), file.size, twin.size, limits=bounds, notes=[_ALONE])
+    if target is not None:
+        add_violations(proof, target, file)
     expected = RUNTIMES.get("reference")().open(file)
     for name in runtimes:
         runtime = RUNTIMES.get(name)()

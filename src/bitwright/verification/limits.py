@@ -1,17 +1,17 @@
 """Limits: what a file must keep, and what it misses."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
 from bitwright.errors import ConfigError, UnknownNameError, suggest
-from bitwright.verification.proof import OutputCheck, RuntimeProof
+from bitwright.verification.proof import OutputCheck, RuntimeProof, Violation, violations_in_words
 
 
 @dataclass(frozen=True)
 class Limits:
     """What a file must keep, in every runtime; None sets no limit. What was not measured keeps no limit.
 
-    The first four are the default: they say that the file does what the simulation does.
+    The first five are the default: they say that the file does what the simulation does.
 
     Attributes:
         largest: largest gap of a quantized value, in steps, layer by layer from equal inputs. One step is what a value
@@ -21,7 +21,8 @@ class Limits:
             its magnitude: what float arithmetic in another order makes.
         output_steps: largest difference of an output to the free-running simulation, in units of what one step of noise
             at every quantizer does to it.
-        output: the same, as a share of the output's magnitude.
+        violations: how many places may break what the target's makers demand of files; advice does not count.
+        output: largest difference of an output to the free-running simulation, as a share of its magnitude.
         coverage: least share of the executed operators in integers, from 0 to 1, by number.
         coverage_multiply_adds: the same by multiplications and additions.
         equal: least share of quantized values equal to the simulation, from 0 to 1.
@@ -32,6 +33,7 @@ class Limits:
     uncompared: int | None = 0
     output_local: float | None = 1e-3
     output_steps: float | None = 1.0
+    violations: int | None = 0
     output: float | None = None
     coverage: float | None = None
     coverage_multiply_adds: float | None = None
@@ -54,8 +56,15 @@ class Limits:
             for name in limits:
                 if name not in known:
                     raise UnknownNameError(f"unknown limit {name!r}{suggest(name, known)}")
-            limits = replace(DEFAULT, **dict(limits))  # pyrefly: ignore
-        return None if limits == cls(None, None, None, None) else limits
+            given = replace(DEFAULT, **dict(limits))  # pyrefly: ignore
+            alone = "violations" not in limits and given == replace(_NONE, violations=DEFAULT.violations)
+            limits = _NONE if alone else given
+        return None if limits == _NONE else limits
+
+    def broken_by(self, violations: Sequence[Violation]) -> list[str]:
+        """Say which violations are too many: all of them, if there are more than allowed."""
+        broken = [v for v in violations if not v.advice]
+        return [] if self.violations is None or len(broken) <= self.violations else violations_in_words(broken)
 
     def missed_by(self, proof: RuntimeProof) -> list[str]:
         """Say which limits a runtime misses; one that crashes misses them all."""
@@ -112,6 +121,7 @@ class Limits:
 
 
 DEFAULT = Limits()
+_NONE = Limits(*[None] * len(fields(Limits)))
 
 
 def _measured(check: OutputCheck, limit: str) -> float | None:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from bitwright.backends import Backend
 from bitwright.calibration import as_batches, as_inputs
 from bitwright.errors import ConfigError, VerifyError
 from bitwright.exporting import ExportRecord, LoadedFile
@@ -20,6 +21,7 @@ from bitwright.modes import eval_mode
 from bitwright.preparation import Ledger, ledger_of
 from bitwright.progress import track
 from bitwright.quantizer import quantizers
+from bitwright.verification.constraints import View, constraints_of, violations_of
 from bitwright.verification.coverage import add_coverage
 from bitwright.verification.feeds import as_array, feeds_of
 from bitwright.verification.hardware import hardware_notes
@@ -39,8 +41,9 @@ _FLOAT_FILE = "the file holds the float model (quantized=False): nothing in it i
 
 _STANDS_IN = (
     "nothing here executes files for {0}: all quantized tensors and outputs were compared in onnxruntime, which ran "
-    "every quantizer as an operator of its own; nothing is unproven but the kernels of {0} itself"
+    "every quantizer as an operator of its own"
 )
+_UNPROVEN = "unproven are the kernels of {} itself, and what its tools may demand beyond "
 
 
 def verify(
@@ -89,6 +92,7 @@ def verify(
             raise VerifyError("the data to verify with is empty: it gave no batch")
         twin = file.float_twin()
         proof = Proof(str(source), file.size, twin.size, limits=bounds)
+        add_violations(proof, ledger.backend, file)
         for runtime in chosen:
             runtime.timeout = timeout
             asked = runtimes is not None or runtime is chosen[0]
@@ -114,6 +118,22 @@ def verify(
                 proof.notes.append(_STANDS_IN.format(ledger.backend.name))
             proof.missed += missed
     return proof
+
+
+def add_violations(proof: Proof, backend: Backend, file: LoadedFile) -> None:
+    """Check what the target's makers demand of files, and say what that leaves unproven."""
+    name, known, view = backend.name, constraints_of(backend), View.of(file)
+    if known and view is None:
+        proof.notes.append(f"not checked, as {file.format} is not ONNX: what {name} demands of files")
+    elif known and view is not None:
+        proof.constraints = {c.name: c.text for c in known}
+        proof.violations = list(violations_of(known, view))
+        proof.missed += proof.limits.broken_by(proof.violations) if proof.limits is not None else []
+        demands, broken = [c for c in known if not c.advice], {v.constraint for v in proof.violations if not v.advice}
+        kept = f"{len(demands) - len(broken)} of the {len(demands)} constraints published for {name} are kept; "
+        proof.notes.append(kept + _UNPROVEN.format(name) + "these")
+    elif not backend.runtimes:
+        proof.notes.append(_UNPROVEN.format(name) + "ONNX")
 
 
 def run_file(

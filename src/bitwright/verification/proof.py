@@ -3,6 +3,7 @@
 What was not measured is None, and None keeps no limit.
 """
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -249,6 +250,40 @@ class RuntimeProof:
         return max(found) if found and all(v is not None for v in found) else None
 
 
+@dataclass(frozen=True)
+class Violation:
+    """A place where the file breaks what its target's makers demand of files.
+
+    Attributes:
+        constraint: the name of what is demanded.
+        where: the operator, layer or tensor.
+        problem: what is wrong there.
+        mend: how to mend it.
+        advice: whether the target runs such files all the same, only not as well: it is told, and keeps no proof back.
+    """
+
+    constraint: str
+    where: str
+    problem: str
+    mend: str
+    advice: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.constraint}: {self.where} {self.problem}; {self.mend}"
+
+
+def violations_in_words(violations: Iterable[Violation]) -> list[str]:
+    """One line for all places with the same problem."""
+    groups: dict[tuple[str, str, str], list[str]] = {}
+    for v in violations:
+        groups.setdefault((v.constraint, v.problem, v.mend), []).append(v.where)
+    lines = []
+    for (constraint, problem, mend), places in groups.items():
+        more = f" and {len(places) - _NAMED} more: each" if len(places) > _NAMED else ""
+        lines.append(f"{constraint}: {', '.join(places[:_NAMED])}{more} {problem}; {mend}")
+    return lines
+
+
 @dataclass
 class Proof:
     """What was found about a file.
@@ -261,6 +296,8 @@ class Proof:
         limits: what had to be kept; None where the file was compared and not judged.
         missed: limits that were not kept, in words.
         notes: what else there is to know.
+        constraints: what the target demands of files and was checked, by name, in words.
+        violations: where the file breaks that; advice among them.
     """
 
     file: str
@@ -270,6 +307,8 @@ class Proof:
     limits: "Limits | None" = None
     missed: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    constraints: dict[str, str] = field(default_factory=dict)
+    violations: list[Violation] = field(default_factory=list)
 
     @property
     def ok(self) -> bool | None:

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from bitwright.reporting.text import percent
-from bitwright.verification.proof import Latency, Proof, RuntimeProof
+from bitwright.verification.proof import Latency, Proof, RuntimeProof, violations_in_words
 
 _MOST_FLOAT = 12
 
@@ -15,6 +15,9 @@ def in_words(proof: Proof) -> str:
     lines = [f"{proof.file}: {proof.size / 1e6:.2f} MB, {smaller:.1f}x smaller than FP32"]
     for runtime in proof.runtimes.values():
         lines += _runtime(runtime)
+    lines += [f"advice: {line}" for line in violations_in_words(v for v in proof.violations if v.advice)]
+    broken = violations_in_words(v for v in proof.violations if not v.advice)
+    lines += [f"VIOLATED: {line}" for line in broken if line not in proof.missed]
     lines += [f"note: {note}" for note in proof.notes]
     lines += [f"MISSED: {miss}" for miss in proof.missed]
     return "\n".join([*lines, proof.verdict])

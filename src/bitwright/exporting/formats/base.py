@@ -91,6 +91,10 @@ class LoadedFile(ABC):
     def constant(self, tensor: str) -> np.ndarray | None:
         """The values of a stored tensor; None if the file stores no such tensor."""
 
+    def with_quantizers(self) -> Any:  # noqa: ANN401
+        """The model as ONNX with each quantizer as an operator; None for a format that is not ONNX."""
+        return None
+
 
 class ExportFormat(ABC):
     """A way to write models.

@@ -110,6 +110,10 @@ class OnnxFile(LoadedFile):
         found = next((i for i in self.proto.graph.initializer if i.name == tensor), None)
         return None if found is None else numpy_helper.to_array(found)
 
+    def with_quantizers(self) -> onnx.ModelProto:
+        """The model itself."""
+        return self.proto
+
     def nodes(self) -> list[FileNode]:
         """The nodes of the graph."""
         return [FileNode(n.name, n.op_type, tuple(n.input), tuple(n.output)) for n in self.proto.graph.node]

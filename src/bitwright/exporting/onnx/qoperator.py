@@ -75,13 +75,17 @@ class QOperatorFile(OnnxFile):
         found = super().constant(moved)
         return None if found is None else found.T
 
+    def with_quantizers(self) -> onnx.ModelProto:
+        """The model with each integer operator as dequantizers, a float operator and a quantizer."""
+        return split_quantizers(self.proto)
+
     def float_twin(self) -> OnnxFile:
         """The same network in FP32."""
-        return OnnxFile(self.path, split_quantizers(self.proto), None).float_twin()
+        return OnnxFile(self.path, self.with_quantizers(), None).float_twin()
 
     def multiply_adds(self, feeds: Mapping[str, np.ndarray]) -> dict[str, int | None]:
         """Count those of the operators that the integer ones were made of."""
-        return OnnxFile(self.path, split_quantizers(self.proto), None).multiply_adds(feeds)
+        return OnnxFile(self.path, self.with_quantizers(), None).multiply_adds(feeds)
 
 
 def split_quantizers(proto: onnx.ModelProto) -> onnx.ModelProto:

@@ -1,0 +1,77 @@
+"""Constraints: what a target's makers publish that its files must keep. A new one is one decorated function."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from bitwright.backends import Backend
+from bitwright.registry import Registry
+from bitwright.verification.constraints.view import View
+from bitwright.verification.proof import Violation
+
+CONSTRAINTS: Registry["Constraint"] = Registry("constraint")
+
+
+class Finding(NamedTuple):
+    """Where a file breaks a constraint: the node, layer or tensor, what is wrong there, and how to mend it."""
+
+    where: str
+    problem: str
+    mend: str
+
+
+Check = Callable[[View], Iterable[Finding]]
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """One thing that a target demands of a file.
+
+    Attributes:
+        name: how backends name it.
+        check: finds where a file breaks it.
+        source: who publishes it.
+        advice: whether the target also runs files that break it, only not as well.
+    """
+
+    name: str
+    check: Check
+    source: str = ""
+    advice: bool = False
+
+    @property
+    def text(self) -> str:
+        """What it demands, in one line."""
+        return (self.check.__doc__ or self.name).strip().splitlines()[0]
+
+
+def register_constraint(
+    name: str, *, source: str = "", advice: bool = False, override: bool = False
+) -> Callable[[Check], Check]:
+    """File a function as a constraint; its docstring says what is demanded.
+
+    It is given a :class:`View` of a file and yields a :class:`Finding` for each place that breaks the constraint. It
+    holds for the backends whose ``constraints`` name it, also by a glob such as ``tensorrt-*``.
+    """
+
+    def decorate(check: Check) -> Check:
+        CONSTRAINTS.register(name, override=override)(Constraint(name, check, source, advice))
+        return check
+
+    return decorate
+
+
+def constraints_of(backend: Backend) -> list[Constraint]:
+    """The constraints that a backend names; one that nobody registered is refused."""
+    names: dict[str, None] = {}
+    for pattern in backend.constraints:
+        found = CONSTRAINTS.names(pattern) or [pattern]
+        names.update(dict.fromkeys(found))
+    return [CONSTRAINTS.get(name) for name in names]
+
+
+def violations_of(constraints: Iterable[Constraint], view: View) -> Iterator[Violation]:
+    """Where a file breaks constraints."""
+    for constraint in constraints:
+        for where, problem, mend in constraint.check(view):
+            yield Violation(constraint.name, where, problem, mend, constraint.advice)
