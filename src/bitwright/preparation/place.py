@@ -56,8 +56,8 @@ def _record(
     module = module_of(node, region.model)
     inputs = tuple(names[key] for key in sources if key in names)
     outputs = tuple(names[key] for key in demand.first_request(node) if key in names)
-    own = decision.quantizes and module is not None and module._modules.get("_weight_quantizer") is not None
-    weight = f"{node.target}._weight_quantizer" if own else ""
+    own = module is not None and module._modules.get("_weight_quantizer") is not None
+    weight = f"{node.target}._weight_quantizer" if own and decision.quantizes else ""
     if inputs or weight or outputs:
         region.decisions.record(node, decision._replace(inputs=inputs, weight=weight, outputs=outputs))
     if isinstance(module, QuantInputMixin) and inputs:

@@ -1,6 +1,7 @@
 """Compare a file's outputs with the simulation's: all there, in order, of one shape and type, finite, and close."""
 
 import dataclasses
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -47,9 +48,9 @@ class OutputTally:
         free = tensors_in(simulate(model, inputs))
         followed = [] if following is None else tensors_in(following)
         doubtful: dict[int, float] = {}
-        for i, name in enumerate([*self._counts, *(f"number {i + 1}" for i in range(len(self._counts), len(free)))]):
+        extra = [f"number {i + 1}" for i in range(len(self._counts), len(free))]
+        for i, (name, ours) in enumerate(itertools.zip_longest([*self._counts, *extra], free)):
             check = self._checks.setdefault(name, OutputCheck(name))
-            ours = free[i] if i < len(free) else None
             check.problem = check.problem or _problem(ours, given.get(name), len(free))
             if check.problem or ours is None or not ours.numel():
                 continue
@@ -57,10 +58,9 @@ class OutputTally:
             if largest > FLOAT_TOLERANCE * magnitude(ours):
                 doubtful[i] = largest
         if doubtful:
-            noise = self._noise(model, inputs, free)
-            for check, i in zip(self._checks.values(), range(len(free)), strict=False):
-                if i in doubtful:
-                    check.steps = max(check.steps or 0.0, _ratio(doubtful[i], noise[i]))
+            checks, noise = list(self._checks.values()), self._noise(model, inputs, free)
+            for i, largest in doubtful.items():
+                checks[i].steps = max(checks[i].steps or 0.0, _ratio(largest, noise[i]))
 
     def _add(self, check: OutputCheck, ours: Tensor, theirs: Tensor, following: Tensor | None) -> float:
         gap = difference(ours, theirs)

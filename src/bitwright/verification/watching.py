@@ -5,7 +5,8 @@ So what is watched must leave the outputs as they are, and unrounded what is unr
 with the reason.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -144,27 +145,27 @@ def _same(expected: np.ndarray, seen: np.ndarray | None) -> bool:
 
 def _fused(nodes: list[FileNode], executed: list[Executed]) -> dict[str, str]:
     """The integers that an executed operator makes on the way to its result, with what the runtime calls it."""
-    order = {node.name: i for i, node in enumerate(nodes)}
     found = {}
-    for operator in executed:
-        inside = sorted(order[n] for n in operator.nodes if n in order)
-        members = [nodes[i] for i in inside if nodes[i].type != "DequantizeLinear"]
+    for parts in _parts(nodes, executed):
+        members = [node for node in parts if node.type != "DequantizeLinear"]
         for node in members[:-1]:
             if node.type == "QuantizeLinear":
                 found[node.outputs[0]] = ", ".join(m.name for m in members if m.type != "QuantizeLinear")
     return found
 
 
+def _parts(nodes: list[FileNode], executed: list[Executed]) -> Iterator[list[FileNode]]:
+    """The nodes of the file that each executed operator stands for, in the file's order."""
+    order = {node.name: i for i, node in enumerate(nodes)}
+    for operator in executed:
+        yield [nodes[i] for i in sorted(order[n] for n in operator.nodes if n in order)]
+
+
 def _overwritten(nodes: list[FileNode], executed: list[Executed], fused: Mapping[str, str]) -> set[str]:
     """The integers that such an operator may overwrite: what it reads after the step that is not rounded."""
-    order = {node.name: i for i, node in enumerate(nodes)}
-    makers = {output: node for node in nodes for output in node.outputs}
+    dequantized = {node.outputs[0]: node.inputs[0] for node in nodes if node.type == "DequantizeLinear"}
     found = set()
-    for operator in executed:
-        members = [nodes[i] for i in sorted(order[n] for n in operator.nodes if n in order)]
-        inside = [i for i, node in enumerate(members) if node.type == "QuantizeLinear" and node.outputs[0] in fused]
-        for tensor in (t for node in members[inside[0] + 1 :] for t in node.inputs) if inside else ():
-            maker = makers.get(tensor)
-            if maker is not None and maker.type == "DequantizeLinear":
-                found.add(maker.inputs[0])
+    for parts in _parts(nodes, executed):
+        later = itertools.dropwhile(lambda node: not fused.keys() & set(node.outputs), parts)
+        found |= {dequantized[t] for node in itertools.islice(later, 1, None) for t in node.inputs if t in dequantized}
     return found - set(fused)

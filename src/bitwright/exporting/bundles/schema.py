@@ -2,7 +2,8 @@
 
 import json
 import math
-from collections.abc import Iterator
+import operator
+from collections.abc import Callable, Iterator
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -18,6 +19,22 @@ _WORDS = {
     *("type", "properties", "required", "additionalProperties", "items", "enum", "const", "minimum", "maximum"),
     *("exclusiveMinimum", "minItems", "maxItems", "anyOf", "minLength"),
     *("$schema", "$defs", "$ref", "title", "description", "$comment"),
+}
+
+
+def _has_at_least(data: Any, count: int) -> bool:  # noqa: ANN401
+    return not isinstance(data, list | str | dict) or len(data) >= count
+
+
+_LIMITS: dict[str, tuple[Callable[[Any, Any], bool], str]] = {
+    "const": (operator.eq, "is {data}, not {limit!r}"),
+    "enum": (lambda data, limit: data in limit, "is {data}, not one of {limit}"),
+    "minimum": (operator.ge, "is {data}, less than {limit}"),
+    "exclusiveMinimum": (operator.gt, "is {data}, not more than {limit}"),
+    "maximum": (operator.le, "is {data}, more than {limit}"),
+    "minItems": (_has_at_least, "has fewer than {limit} items"),
+    "minLength": (_has_at_least, "has fewer than {limit} characters"),
+    "maxItems": (lambda data, limit: not isinstance(data, list) or len(data) <= limit, "has more than {limit} items"),
 }
 
 
@@ -64,20 +81,10 @@ def _is(data: object, kind: str) -> bool:
 
 
 def _limits(data: Any, schema: dict[str, Any], here: str) -> Iterator[str]:  # noqa: ANN401
-    if "const" in schema and data != schema["const"]:
-        yield f"{here} is {_shown(data)}, not {schema['const']!r}"
-    if "enum" in schema and data not in schema["enum"]:
-        yield f"{here} is {_shown(data)}, not one of {', '.join(map(repr, schema['enum']))}"
-    if "minimum" in schema and data < schema["minimum"]:
-        yield f"{here} is {_shown(data)}, less than {schema['minimum']}"
-    if "exclusiveMinimum" in schema and data <= schema["exclusiveMinimum"]:
-        yield f"{here} is {_shown(data)}, not more than {schema['exclusiveMinimum']}"
-    if "maximum" in schema and data > schema["maximum"]:
-        yield f"{here} is {_shown(data)}, more than {schema['maximum']}"
-    if len(data) < max(schema.get("minItems", 0), schema.get("minLength", 0)) if hasattr(data, "__len__") else False:
-        yield f"{here} has {len(data)} items, too few"
-    if isinstance(data, list) and len(data) > schema.get("maxItems", len(data)):
-        yield f"{here} has {len(data)} items, more than {schema['maxItems']}"
+    for word, (kept, what) in _LIMITS.items():
+        if word in schema and not kept(data, schema[word]):
+            limit = ", ".join(map(repr, schema[word])) if word == "enum" else schema[word]
+            yield f"{here} {what.format(data=_shown(data), limit=limit)}"
 
 
 def _members(data: dict[str, Any], schema: dict[str, Any], root: dict[str, Any], where: str) -> Iterator[str]:
