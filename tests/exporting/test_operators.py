@@ -55,6 +55,27 @@ class ComputedWeights(nn.Module):
         return [F.conv2d(x, self.square * factor), F.conv2d(x, self.wide * factor), F.linear(x, self.linear * factor)]
 
 
+class Attentions(nn.Module):
+    """Attention on tensors of two and three dimensions, with masks and without."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.Linear(8, 24)
+        self.register_buffer("mask", torch.rand(6, 6) > 0.3)
+        self.mask.fill_diagonal_(True)
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        q, k, v = self.parts(x).chunk(3, -1)
+        bias = q.mean(-1, keepdim=True)
+        return [
+            F.scaled_dot_product_attention(q, k, v),
+            F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=0.5),
+            F.scaled_dot_product_attention(q, k, v, self.mask),
+            F.scaled_dot_product_attention(q, k, v, bias),
+            F.scaled_dot_product_attention(q[0], k[0], v[0], bias[0]),
+        ]
+
+
 POOLS: dict[str, tuple[int, list[Branch]]] = {
     "average": (
         2,
@@ -117,3 +138,9 @@ def test_every_argument_is_in_the_file(name: str, backend: str, tmp_path: Path) 
 def test_scales_and_limits_are_applied_once_and_along_their_axis(net: type, backend: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     prove(net(), torch.randn(2, 3, 8, 6), backend, tmp_path / "net.onnx")
+
+
+@pytest.mark.parametrize("backend", ["onnxruntime", "openvino"])
+def test_attention_of_any_rank_is_in_the_file(backend: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    prove(Attentions(), torch.randn(2, 6, 8), backend, tmp_path / "net.onnx")

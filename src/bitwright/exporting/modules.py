@@ -9,6 +9,7 @@ from torch import Tensor, fx, nn
 from bitwright.exporting.parts import DeployedQuantizer, IntegerTensor, KeepFloat, Site, as_integers
 from bitwright.nn.bias import round_bias, rounded_bias
 from bitwright.nn.functional import QuantFunction
+from bitwright.nn.products import deployed_function
 from bitwright.numerics.pooling import global_average_pool
 from bitwright.quantizer import TensorQuantizer
 
@@ -117,7 +118,7 @@ class DeployedFunction(nn.Module):
 
     def __init__(self, function: QuantFunction, weight: Tensor, bias: Tensor | None, site: Site | None) -> None:
         super().__init__()
-        self.function = function.function
+        self.function = deployed_function(function.function)
         stored = as_integers(weight, function.weight_quantizer, site)
         self.stored = StoredConstants(stored, bias, [function.bias_scale()])
 

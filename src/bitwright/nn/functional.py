@@ -7,6 +7,7 @@ from torch import Tensor, fx, nn
 
 from bitwright.nn.layer import QuantLayer
 from bitwright.nn.operators import operator_of_source
+from bitwright.nn.products import linear_as_written
 from bitwright.nn.registry import register_qmodule
 
 _GROUPS = 6  # the position of ``groups`` in every convolution function
@@ -14,7 +15,7 @@ _GROUPS = 6  # the position of ``groups`` in every convolution function
 
 @register_qmodule(
     sources=[
-        *(F.linear, F.conv1d, F.conv2d, F.conv3d),
+        *(F.linear, linear_as_written, F.conv1d, F.conv2d, F.conv3d),
         *(F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d),
     ]
 )

@@ -64,6 +64,7 @@ class Product(nn.Module):
         super().__init__()
         self.compute = compute
         self.matrix, self.row = nn.Parameter(torch.randn(6, 4)), nn.Parameter(torch.randn(4))
+        self.heads = nn.Parameter(torch.randn(2, 6, 4))
         self.register_buffer("stored", torch.randn(6, 4))
 
     def forward(self, x):
@@ -78,10 +79,28 @@ LINEAR = {
     "addmm": lambda net, x: torch.addmm(net.row, x, net.matrix),
     "addmm by name": lambda net, x: torch.addmm(input=net.row, mat1=x, mat2=net.matrix),
     "a matrix that is computed": lambda net, x: x @ (net.matrix * 2),
+    "a constant first": lambda net, x: net.matrix.t() @ x.t(),
+    "a constant before three dimensions": lambda net, x: torch.matmul(net.matrix.t(), torch.stack([x, -x]).mT),
+    "bmm": lambda net, x: torch.bmm(torch.stack([x, -x]), net.matrix.expand(2, -1, -1)),
+    "baddbmm": lambda net, x: torch.baddbmm(net.row, torch.stack([x, -x]), net.matrix.expand(2, -1, -1)),
+    "baddbmm by name": lambda net, x: torch.baddbmm(net.row, batch1=x[None], batch2=net.matrix.expand(1, 6, 4)),
+    "einsum": lambda net, x: torch.einsum("ni,io->no", x, net.matrix),
+    "einsum, constant first": lambda net, x: torch.einsum("io, ni -> on", net.matrix, x),
+    "einsum without a result": lambda net, x: torch.einsum("ni,io", x, net.matrix),
+    "einsum of heads": lambda net, x: torch.einsum("...i,hio->h...o", torch.stack([x, -x]), net.heads),
+    "einsum over two dimensions": lambda net, x: torch.einsum("hni,hio->no", torch.stack([x, -x]), net.heads),
+    "einsum over two in another order": lambda net, x: torch.einsum("nih,hio->on", torch.stack([x, -x], 2), net.heads),
 }
 OTHER = {
     "two computed factors": lambda net, x: x @ x.t(),
-    "a constant first": lambda net, x: net.matrix.t() @ x.t(),
+    "einsum of two computed factors": lambda net, x: torch.einsum("ni,mi->nm", x, x),
+    "einsum with a matrix for each": lambda net, x: torch.einsum("hni,hio->hno", torch.stack([x, -x]), net.heads),
+    "einsum of three": lambda net, x: torch.einsum("ni,io,o->no", x, net.matrix, net.row),
+    "einsum that sums a factor": lambda net, x: torch.einsum("ni,io->n", x, net.matrix),
+    "einsum that repeats": lambda net, x: torch.einsum("ni,io->no", x[:, :1], net.matrix),
+    "einsum of a diagonal": lambda net, x: torch.einsum("ii,io->io", x[:, :5], net.matrix[:5]),
+    "einsum, elementwise": lambda net, x: torch.einsum("ni,i->ni", x, net.matrix[:, 0]),
+    "bmm of constants of each": lambda net, x: torch.bmm(torch.stack([x, -x]), net.heads),
     "a weighted sum": lambda net, x: torch.addmm(net.row, x, net.matrix, alpha=2),
     "a bias for each row": lambda net, x: torch.addmm(x[:, :4], x, net.matrix),
     "a vector": lambda net, x: x @ net.matrix[:, 0],
@@ -99,4 +118,52 @@ def test_which_products_are_linear(name, compute):
     if name in LINEAR:
         bw.calibrate(model, [x]).train()
         model(x).sum().backward()
-        assert (model.matrix.grad is not None) == (name != "method")  # that one multiplies by a buffer
+        trained = model.heads if "heads" in name or "two" in name else model.matrix
+        assert (trained.grad is not None) == (name != "method")  # that one multiplies by a buffer
+
+
+def test_why_an_equation_is_no_linear_layer():
+    for name, reason in {
+        "einsum with a matrix for each": "each h has a matrix of its own",
+        "einsum of three": "it has not two factors",
+        "einsum that sums a factor": "it sums dimensions of one factor",
+        "einsum that repeats": "it repeats a dimension of size 1",
+        "einsum of a diagonal": "it takes a diagonal",
+        "einsum, elementwise": "each i has a matrix of its own",
+    }.items():
+        model = bw.prepare(Product(OTHER[name]).eval(), torch.randn(5, 6), "virtual")
+        assert f"not made linear: einsum, {reason}" in "\n".join(bw.ledger_of(model).notes)
+
+
+class Einsums(nn.Module):
+    """Attention as it is written with einsum, a constant that comes first, and an expanded one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Parameter(torch.randn(3, 8, 2, 4) / 3)
+        self.out, self.mix = nn.Parameter(torch.randn(2, 4, 8) / 3), nn.Parameter(torch.randn(6, 6) / 3)
+        self.up, self.row = nn.Parameter(torch.randn(8, 16) / 3), nn.Parameter(torch.randn(16) / 3)
+
+    def forward(self, x):
+        q, k, v = torch.einsum("bld,cdhk->cbhlk", x, self.qkv).unbind(0)
+        weights = torch.einsum("bhqk,bhlk->bhql", q, k).softmax(-1)
+        x = x + torch.einsum("bhlk,hkd->bld", weights @ v, self.out)
+        x = x + self.mix @ x
+        return torch.baddbmm(self.row, x, self.up.expand(x.shape[0], -1, -1)).relu()
+
+
+@pytest.mark.parametrize("backend", ["onnxruntime", "openvino"])
+def test_einsums_with_constants_run_in_integers(backend, tmp_path):
+    torch.manual_seed(0)
+    x = torch.randn(2, 6, 8)
+    net = Einsums().eval()
+    model = bw.prepare(net, x, backend, debug=True)
+    for given in (x, torch.randn(3, 6, 8)):
+        assert torch.equal(model(given), net(given))
+    linear = [e for e in bw.ledger_of(model).entries if e.operator == "linear"]
+    assert [e.verdict.value for e in linear] == ["integer"] * 4
+    bw.calibrate(model, [x])
+    proof = bw.verify(model, bw.export(model, tmp_path / "m.onnx"), [x, -x], runtimes=[backend], latency=False)
+    assert proof.ok, proof.missed
+    products = [o for o in proof.runtimes[backend].operators if o.kind == "linear" or "FullyConnected" in o.runs_as]
+    assert [o.integer for o in products] == [True] * 4

@@ -1,4 +1,4 @@
-"""Operators that torch's exporter writes wrongly, or so that runtimes refuse them: pools, padding, pieces, 3-D layers.
+"""Operators that torch's exporter refuses or writes wrongly, or that runtimes refuse: pools, padding, attention, ….
 
 In ``ceil_mode`` torch lets the last window reach beyond the padding, unless it would begin there. ONNX computes other
 sizes, so the file has more padding at the end instead:
@@ -22,7 +22,7 @@ from onnxscript.function_libs.torch_lib.ops.core import (
     aten_split,
     aten_split_with_sizes,
 )
-from onnxscript.function_libs.torch_lib.ops.nn import aten_pad
+from onnxscript.function_libs.torch_lib.ops.nn import aten_pad, aten_scaled_dot_product_attention
 
 Translation = Callable[..., Any]
 _FAR = 2**62
@@ -39,6 +39,7 @@ def operator_translations(op: Any) -> dict[Translation, Translation]:  # noqa: A
     table: dict[Translation, Translation] = {
         aten.pad.default: pad,
         aten.conv3d.default: _conv3d,
+        aten.scaled_dot_product_attention.default: _attention(op),
         aten.split.Tensor: _split(op, aten_split),
         aten.split_with_sizes.default: _split(op, aten_split_with_sizes),
     }
@@ -58,6 +59,26 @@ def _conv3d(x: Any, weight: Any, bias: Any = None, *settings: Any, **named: Any)
         return aten_conv3d(x, weight, bias, *settings, **named)
     given = {**dict(zip(("stride", "padding", "dilation", "groups"), settings, strict=False)), **named}
     return aten_convolution(x, weight, None, **{key: given[key] for key in given if key != "transposed"})
+
+
+def _attention(op: Any) -> Translation:  # noqa: ANN401
+    """Give attention on tensors of two or three dimensions the four that torch's exporter takes."""
+
+    def attention(query: Any, key: Any, value: Any, *masks: Any, **named: Any) -> Any:  # noqa: ANN401
+        missing = 4 - len(query.shape)
+        if missing <= 0:
+            return aten_scaled_dot_product_attention(query, key, value, *masks, **named)
+        axes = op.Constant(value_ints=list(range(missing)))  # a mask fits all the same: it is aligned at the end
+        raised = [_raised(op, x, axes, missing) for x in (query, key, value)]
+        return op.Squeeze(aten_scaled_dot_product_attention(*raised, *masks, **named), axes)
+
+    return attention
+
+
+def _raised(op: Any, x: Any, axes: Any, missing: int) -> Any:  # noqa: ANN401
+    made = op.Unsqueeze(x, axes)
+    made.shape, made.type = ir.Shape([1] * missing + list(x.shape)), x.type
+    return made
 
 
 def _split(op: Any, otherwise: Translation) -> Translation:  # noqa: ANN401
