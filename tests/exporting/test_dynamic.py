@@ -95,5 +95,5 @@ def test_shapes_as_torch_has_them(tmp_path: Path) -> None:
     x = torch.randn(2, 3, 16, 16)
     model = bw.calibrate(bw.prepare(Pyramid().eval(), x), [x])
     file = bw.export(model, tmp_path / "net.onnx", dynamic_shapes={"x": {2: torch.export.Dim("height", min=8)}})
-    assert sizes(file.path) == [[2, 3, "x_2", 16]]
+    assert sizes(file.path) == [[2, 3, "height", 16]]
     assert sizes(bw.export(model, tmp_path / "net.onnx", dynamic_shapes=False).path) == [[2, 3, 16, 16]]

@@ -5,6 +5,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
@@ -20,7 +21,7 @@ from bitwright.cli.summary import Outcome
 from bitwright.correction import correct
 from bitwright.distributed import from_first_rank, rank, under_torchrun, world_size
 from bitwright.errors import ConfigError
-from bitwright.exporting import FORMATS, export
+from bitwright.exporting import FORMATS, ExportOptions, export
 from bitwright.files import check_output
 from bitwright.preparation import ledger_of, prepare, resolve_recipe
 from bitwright.preparation.tune import check_tuning
@@ -45,6 +46,7 @@ class Job:
     output: Path
     name: str | None
     format: str | None
+    written: dict[str, Any]
     force: bool
     runtimes: list[str] | None
     latency: bool
@@ -68,6 +70,7 @@ class Job:
         self._example = load(self.example, "--example") if self.example else None
         self._recipe, self._backend = resolve_recipe(*self.wishes)
         check_tuning(self.tune, self._backend)
+        ExportOptions(**self.written)  # refuses what no model can have
         writer = FORMATS.get(self.format or next(iter(self._backend.formats), "onnx"))
         names = (self.name or f"model{writer.suffix}", REPORT)
         self._file, self._report = check_outputs(self.output, names, writer.suffix, self.force)
@@ -90,7 +93,7 @@ class Job:
             try:
                 qmodel, batches, before = self._calibrated(progress)
                 with step("exporting"):
-                    export(qmodel, self._file, format=self._format)
+                    export(qmodel, self._file, format=self._format, **self.written)
                     self._report.unlink(missing_ok=True)  # it spoke of the file that was replaced
                 if self.save is not None:
                     given = {"model": self.model, "data": self.data, "eval": self.evaluate}

@@ -1,11 +1,14 @@
 """Options that several commands have."""
 
+import re
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from bitwright.errors import ConfigError
+
+_SIZE = re.compile(r"(?P<argument>[^:=]+):(?P<axis>-?\d{1,3})=(?P<size>[^:=]+)")
 
 Model = Annotated[
     str, typer.Argument(metavar="MODEL", help="MODULE:FUNCTION that returns the model (or an nn.Module).")
@@ -62,6 +65,34 @@ Tune = Annotated[
     str | None,
     typer.Option(metavar="speed", help="Time the file and leave float what is slower in integers; exports repeatedly."),
 ]
+Format = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Format of the file; by default what the target reads.")
+]
+InputName = Annotated[
+    list[str] | None,
+    typer.Option("--input-name", metavar="NAME", help="What the file calls its inputs (once for each, in order)."),
+]
+OutputName = Annotated[
+    list[str] | None,
+    typer.Option("--output-name", metavar="NAME", help="What the file calls its outputs (once for each, in order)."),
+]
+Opset = Annotated[
+    int | None,
+    typer.Option("--opset", metavar="N", help="Version of ONNX; by default the lowest that says what the model does."),
+]
+Dynamic = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--dynamic",
+        metavar="ARGUMENT:AXIS=SIZE",
+        help="Size that the file takes in other values, as x:0=batch (repeatable; 'none' fixes all). By default all "
+        "that the model takes.",
+    ),
+]
+ExternalData = Annotated[
+    bool,
+    typer.Option("--external-data", help="Store large tensors in a file beside; done anyway above 2 GB."),
+]
 NoLatency = Annotated[bool, typer.Option("--no-latency", help="Do not measure the speed.")]
 MinCoverage = Annotated[
     float | None,
@@ -75,6 +106,35 @@ MinSpeedup = Annotated[float | None, typer.Option(min=0, metavar="TIMES", help="
 MaxDrop = Annotated[
     float | None, typer.Option(min=0, metavar="DROP", help="Most that the (first) score of --eval may drop.")
 ]
+
+
+def export_options(
+    input_names: list[str] | None,
+    output_names: list[str] | None,
+    opset: int | None,
+    dynamic: list[str] | None,
+    external_data: bool,
+) -> dict[str, Any]:
+    """The arguments of ``bitwright.export`` that the options stand for."""
+    return {
+        "input_names": input_names or None,
+        "output_names": output_names or None,
+        "opset_version": opset,
+        "dynamic_shapes": _shapes(dynamic),
+        "external_data": external_data or None,
+    }
+
+
+def _shapes(sizes: list[str] | None) -> bool | dict[str, dict[int, str]]:
+    if not sizes or sizes == ["none"]:
+        return not sizes
+    shapes: dict[str, dict[int, str]] = {}
+    for size in sizes:
+        found = _SIZE.fullmatch(size)
+        if found is None:
+            raise ConfigError(f"--dynamic {size!r} is not ARGUMENT:AXIS=SIZE, as x:0=batch")
+        shapes.setdefault(found["argument"], {})[int(found["axis"])] = found["size"]
+    return shapes
 
 
 def check_limits(

@@ -8,8 +8,12 @@ import typer
 from bitwright.cli.options import (
     Activation,
     Backend,
+    Dynamic,
     Evaluate,
     Example,
+    ExternalData,
+    Format,
+    InputName,
     Json,
     MaxDrop,
     MaxOutputDifference,
@@ -17,11 +21,14 @@ from bitwright.cli.options import (
     MinSpeedup,
     Model,
     NoLatency,
+    Opset,
+    OutputName,
     RecipeFile,
     RuntimeNames,
     Skip,
     Tune,
     Weight,
+    export_options,
 )
 from bitwright.cli.output import stdout_kept_clean
 
@@ -53,9 +60,12 @@ def quantize(
     name: Annotated[
         str | None, typer.Option(metavar="FILE", help="Name of the file in the folder; 'model' by default.")
     ] = None,
-    format: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Format of the file; by default what the target reads.")
-    ] = None,
+    format: Format = None,
+    input_name: InputName = None,
+    output_name: OutputName = None,
+    opset: Opset = None,
+    dynamic: Dynamic = None,
+    external_data: ExternalData = False,
     save: Annotated[
         Path | None,
         typer.Option(metavar="FOLDER", help="Save the quantized model, too, for bitwright export and evaluate."),
@@ -97,7 +107,8 @@ def quantize(
             "speedup": min_speedup,
         }
         wishes = (backend, recipe, weight, activation, skip or ())
-        files = (output, name, format, force)
+        written = export_options(input_name, output_name, opset, dynamic, external_data)
+        files = (output, name, format, written, force)
         checks = (runtime or None, not no_latency, limits, max_accuracy_drop)
         outcome = Job(model, data, evaluate, example, wishes, *files, *checks, save, resume, not no_verify, tune).run()
     if outcome is None:  # not the first rank

@@ -5,7 +5,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bitwright.cli.options import Json
+from bitwright.cli.options import (
+    Dynamic,
+    ExternalData,
+    Format,
+    InputName,
+    Json,
+    Opset,
+    OutputName,
+    export_options,
+)
 from bitwright.cli.output import print_json, print_text, stdout_kept_clean, step
 from bitwright.errors import ConfigError
 
@@ -33,9 +42,12 @@ def export(
     folder: Folder,
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Where the file goes.")],
     model: Model = None,
-    format: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Format of the file; by default what the target reads.")
-    ] = None,
+    format: Format = None,
+    input_name: InputName = None,
+    output_name: OutputName = None,
+    opset: Opset = None,
+    dynamic: Dynamic = None,
+    external_data: ExternalData = False,
     force: Annotated[bool, typer.Option("--force", help="Replace a file that exists already.")] = False,
     json: Json = False,
 ) -> None:
@@ -43,9 +55,10 @@ def export(
     with stdout_kept_clean(json):
         from bitwright.exporting import export as write
 
+        written = export_options(input_name, output_name, opset, dynamic, external_data)
         qmodel, _ = _load(folder, model)
         with step("exporting"):
-            file = write(qmodel, output, format=format, overwrite=force)
+            file = write(qmodel, output, format=format, overwrite=force, **written)
     if json:
         print_json({"file": str(file), "fingerprint": file.fingerprint.short})
     else:

@@ -1,40 +1,30 @@
-"""Change an ONNX file that is written: the names of its inputs and outputs, and what is noted on its nodes."""
+"""What old exporters were told of a file: axes that may vary, and bits noted on its nodes."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bitwright.errors import ConfigError
+import torch
+from torch import nn
+
+from bitwright.graph.inputs import flat_inputs
 from bitwright.spec import QuantSpec
 
 
-def rename_ends(path: Path, input_names: list[str] | None, output_names: list[str] | None) -> None:
-    """Rename the inputs and outputs of a file, if asked to; the file is replaced whole or not at all."""
-    if not input_names and not output_names:
-        return
-    import onnx
+def shapes_of(model: nn.Module, inputs: Any, axes: Any, names: Sequence[str] | None) -> Any:
+    """``dynamic_axes`` as ``dynamic_shapes``: by the names of inputs in the file, a list of axes or their names.
 
-    from bitwright.exporting.onnx.seal import write_sealed
-
-    model = onnx.load(str(path))
-    graph = model.graph
-    names: dict[str, str] = {}
-    for kind, ends, wished in (("input", graph.input, input_names), ("output", graph.output, output_names)):
-        if wished is None:
-            continue
-        if len(wished) != len(ends):
-            raise ConfigError(f"{kind}_names has {len(wished)} names, the model {len(ends)} {kind}s: {list(wished)}")
-        names |= {end.name: wish for end, wish in zip(ends, wished, strict=True)}
-    for end in (*graph.input, *graph.output):
-        end.name = names.get(end.name, end.name)
-    for node in graph.node:
-        for field in (node.input, node.output):
-            _rename(field, names)
-    write_sealed(model, path)
-
-
-def _rename(field: Any, names: dict[str, str]) -> None:
-    for place, name in enumerate(field):
-        field[place] = names.get(name, name)
+    Axes of outputs follow from these. What names no input, as a mere True, leaves free what the model allows.
+    """
+    if not axes:
+        return False
+    arguments = list(flat_inputs(model, inputs))
+    known = dict(zip(names or arguments, arguments, strict=False))
+    given = {known[name]: of for name, of in axes.items() if name in known} if isinstance(axes, Mapping) else {}
+    auto = torch.export.Dim.AUTO
+    return {
+        argument: dict(of) if isinstance(of, Mapping) else dict.fromkeys(of, auto) for argument, of in given.items()
+    } or True
 
 
 def add_bits(source: Path, target: Path, record: Any) -> None:

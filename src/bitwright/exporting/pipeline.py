@@ -1,6 +1,7 @@
 """export: write a prepared and calibrated model as the file that the target reads."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from bitwright.distributed import from_first_rank
 from bitwright.errors import ExportError
 from bitwright.exporting.deploy import deploy, float_twin
 from bitwright.exporting.formats import FORMATS, ExportOptions
-from bitwright.exporting.record import ExportedFile, ExportRecord
+from bitwright.exporting.record import ExportedFile, ExportRecord, data_path
 from bitwright.files import check_output
 from bitwright.graph import Inputs
 from bitwright.nn.weight_sites import weight_sites
@@ -25,6 +26,11 @@ def export(
     *,
     format: str | None = None,
     dynamic_shapes: Any = True,  # noqa: ANN401
+    input_names: Sequence[str] | None = None,
+    output_names: Sequence[str] | None = None,
+    opset_version: int | None = None,
+    model_name: str | None = None,
+    external_data: bool | None = None,
     quantized: bool = True,
     overwrite: bool = True,
 ) -> ExportedFile:
@@ -36,7 +42,13 @@ def export(
         example_inputs: inputs to export with; those given to ``prepare`` by default.
         format: how to write it (see ``bitwright.exporting.FORMATS``); by default as the backend's target reads it.
         dynamic_shapes: which sizes of inputs the file takes in other values. True leaves free what the model does not
-            fix, and logs why if that is the batch size; False fixes all; or shapes as for ``torch.export``.
+            fix, and logs why if that is the batch size; False fixes all; or shapes as for ``torch.export``, in which a
+            name may stand for a ``Dim``: ``{"x": {0: "batch", 2: "height"}}``. The file has these names.
+        input_names: what the file calls its inputs, in order; by default as the model calls its arguments.
+        output_names: what the file calls its outputs, in order; by default as the model calls its results.
+        opset_version: of ONNX; by default the lowest that can say what the model does.
+        model_name: what the file calls the model; by default the name of its class.
+        external_data: store large tensors in ``<path>.data``; by default only if the file would have more than 2 GB.
         quantized: write integers; False writes the float model, for comparison.
         overwrite: whether an existing file may be replaced.
 
@@ -48,10 +60,13 @@ def export(
     writer = FORMATS.get(format or next(iter(ledger.backend.formats), "onnx"))()
     inputs = Inputs.of(example_inputs) if example_inputs is not None else ledger.example
     _check_precision(model)
-    options = ExportOptions(dynamic_shapes, ledger.backend.activations.write_unsigned)
+    files = writer.files(Path(path))
+    unsigned = ledger.backend.activations.write_unsigned
+    names = (input_names, output_names, opset_version, model_name)
+    options = ExportOptions(dynamic_shapes, unsigned, *names, external_data)
 
     def write() -> bytes:
-        for file in writer.files(Path(path)):
+        for file in [*files, *([data_path(files[0])] if external_data else [])]:
             check_output(file, overwrite=overwrite)
         deployment = deploy(model, clean=writer.clean) if quantized else float_twin(model)
         try:
@@ -60,7 +75,7 @@ def export(
             raise ExportError(f"{error}{_as_written(ledger)}") from error
 
     record = ExportRecord.from_json(from_first_rank(write).decode())
-    return ExportedFile(Path(path), record, tuple(writer.files(Path(path))))
+    return ExportedFile(files[0], record, (*files, *([data_path(files[0])] if record.external else [])))
 
 
 def _as_written(ledger: Ledger) -> str:

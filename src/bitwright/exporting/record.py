@@ -78,6 +78,7 @@ class ExportRecord:
         inputs: the arguments of the model that the file's inputs are, in order.
         tensors: the quantized tensors.
         operators: the operators.
+        external: whether its large tensors are in a file beside it.
         schema: the version of this record.
     """
 
@@ -88,6 +89,7 @@ class ExportRecord:
     inputs: tuple[str, ...] = ()
     tensors: tuple[ExportedTensor, ...] = ()
     operators: tuple[ExportedOperator, ...] = ()
+    external: bool = False
     schema: int = SCHEMA
 
     def to_json(self) -> str:
@@ -119,6 +121,11 @@ def _read(cls: type[Any], data: Mapping[str, Any]) -> Any:  # noqa: ANN401
         if wanted is not None and type(getattr(made, field.name)) is not wanted:
             raise TypeError(f"{cls.__name__}.{field.name} is not a {wanted.__name__}")
     return made
+
+
+def data_path(path: Path) -> Path:
+    """The file beside an exported one that holds its large tensors, if they are not in it."""
+    return path.with_name(f"{path.name}.data")
 
 
 @dataclass(frozen=True)

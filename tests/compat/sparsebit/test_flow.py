@@ -131,7 +131,7 @@ def test_export(model, x, tmp_path):
     assert torch.equal(
         torch.from_numpy(session.run(["score"], {"image": x.numpy()})[0]), bw.run_file(tmp_path / "q.onnx")(x)
     )
-    with pytest.raises(ConfigError, match=r"input_names has 2 names, the model 1 inputs"):
+    with pytest.raises(ConfigError, match=r"input_names has 2 names, and the model has 1 input"):
         qmodel.export_onnx(x, path, input_names=["a", "b"])
     with pytest.raises(ConfigError, match=r"opset_version must be at most 21, not 22"):
         qmodel.export_onnx(x, tmp_path / "q.onnx", opset_version=22)

@@ -7,12 +7,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from bitwright.compat.ends import rename_ends
+from bitwright.compat.ends import shapes_of
 from bitwright.compat.mqbench.backend_type import BackendType
 from bitwright.compat.mqbench.utils.logger import logger
 from bitwright.errors import ConfigError, ExportError
 from bitwright.exporting import export
 from bitwright.files import atomic_write
+from bitwright.graph import Inputs
 from bitwright.preparation import ledger_of
 
 _EXTRA = ("input_names", "output_names", "dynamic_axes")
@@ -54,7 +55,7 @@ def convert_deploy(
         output_path: the folder.
         model_name: the name of the file.
         deploy_to_qlinear: not taken: runtimes join Q/DQ themselves.
-        extra_kwargs: ``input_names``, ``output_names``, and ``dynamic_axes``, which lets the batch size vary.
+        extra_kwargs: ``input_names``, ``output_names``, and ``dynamic_axes``, as for ``torch.onnx.export``.
 
     Returns:
         The file with QuantizeLinear and DequantizeLinear, which has all scales.
@@ -71,23 +72,27 @@ def convert_deploy(
     folder = Path(output_path)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{model_name}.onnx"
-    dynamic = bool(extra_kwargs.get("dynamic_axes"))
-    export(model, path, dummy_input, dynamic_shapes=dynamic, format="onnx")
     names = extra_kwargs.get("input_names") or (list(input_shape_dict) if input_shape_dict else None)
-    rename_ends(path, names, extra_kwargs.get("output_names"))
+    inputs = ledger_of(model).example if dummy_input is None else Inputs.of(dummy_input)
+    options = {
+        "input_names": names,
+        "output_names": extra_kwargs.get("output_names"),
+        "dynamic_shapes": shapes_of(model, inputs, extra_kwargs.get("dynamic_axes"), names),
+    }
+    export(model, path, dummy_input, format="onnx", **options)
     logger.info("%s is written", path)
     if target.value in _BUNDLES:
-        _write_bundle(model, folder / model_name, dummy_input, dynamic, *_BUNDLES[target.value])
+        _write_bundle(model, folder / model_name, dummy_input, options, *_BUNDLES[target.value])
     return path
 
 
 def _write_bundle(
-    model: nn.Module, stem: Path, inputs: Any, dynamic: bool, format: str, clean: str, ranges: str
+    model: nn.Module, stem: Path, inputs: Any, options: dict[str, Any], format: str, clean: str, ranges: str
 ) -> None:
     """Write the float model and the ranges, these under MQBench's name besides the format's own."""
     target = stem.with_name(f"{stem.name}{clean}.onnx")
     try:
-        written = export(model, target, inputs, dynamic_shapes=dynamic, format=format)
+        written = export(model, target, inputs, format=format, **options)
     except ExportError as error:
         logger.warning("%s is not written: %s", target, error)
         return

@@ -31,8 +31,9 @@ def enable_onnx_export() -> Iterator[None]:
 
         from bitwright.exporting.deploy import deploy
         from bitwright.exporting.formats.onnx import write_unsigned
+        from bitwright.exporting.onnx.opset import RICH, lowest_opset
         from bitwright.exporting.onnx.quiet import quiet_exporter
-        from bitwright.exporting.onnx.translate import RICH, lowest_opset, translations
+        from bitwright.exporting.onnx.translate import translations
 
         if any(p.dtype == torch.bfloat16 for p in model.parameters()):
             _log.warning("the file computes in float32: onnxruntime has no bfloat16 on CPUs")

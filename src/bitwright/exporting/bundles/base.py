@@ -109,9 +109,8 @@ class BundleFormat(ExportFormat):
     def write(self, deployment: Deployment, inputs: Inputs, target: Path, options: ExportOptions) -> ExportRecord:
         """Write the files of ranges, then the model, which holds their checksums."""
         from bitwright.exporting.bundles.split import split
-        from bitwright.exporting.formats.onnx import build
-        from bitwright.exporting.onnx.file import RECORD
-        from bitwright.exporting.onnx.seal import write_sealed
+        from bitwright.exporting.formats.onnx import build, check_valid
+        from bitwright.exporting.onnx.seal import write_recorded
 
         proto, record = build(deployment, inputs, options, self.name)
         parts = split(proto, record)
@@ -119,16 +118,14 @@ class BundleFormat(ExportFormat):
         self._check(contents)
         texts = self.texts(contents)
         self.checked(texts, contents)
-        _check_model(parts.model)
+        check_valid(parts.model, "the float model")
         sums = {suffix: _checksum(text.encode()) for suffix, text in texts.items()}
         note = {"places": [asdict(p) for p in contents.places], "checksums": sums}
-        parts.model.metadata_props.add(key=RECORD, value=record.to_json())
         parts.model.metadata_props.add(key=BUNDLE, value=json.dumps(note, separators=(",", ":")))
         for suffix, path in zip(self.sides, self.files(target)[1:], strict=True):
             with atomic_write(path) as partial:
                 partial.write_bytes(texts[suffix].encode())
-        write_sealed(parts.model, target)
-        return record
+        return write_recorded(parts.model, record, target, options.external_data)
 
     def read(self, path: Path) -> LoadedFile:
         """Read a bundle by its model."""
@@ -197,15 +194,6 @@ def _check_numbers(found: Range) -> None:
         raise VerifyError(f"{of} {shapes}, not {list(place.shape)}")
     if place.kind != "bias" and ((points < place.lowest) | (points > place.highest)).any():
         raise VerifyError(f"{of} a zero point that {place.bits} bits do not hold")
-
-
-def _check_model(model: "onnx.ModelProto") -> None:
-    import onnx
-
-    try:
-        onnx.checker.check_model(model, full_check=True)
-    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
-        raise ExportError(f"the float model is not valid ONNX: {str(error).strip().splitlines()[-1]}") from error
 
 
 def _checksum(data: bytes) -> str:

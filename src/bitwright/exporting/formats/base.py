@@ -1,14 +1,14 @@
 """ExportFormat: how a model is written and read again. A new one is one file with ``@register_format``."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
-from bitwright.errors import require
+from bitwright.errors import ConfigError, require
 from bitwright.exporting.deploy import Deployment
 from bitwright.exporting.record import ExportRecord
 from bitwright.graph import Inputs
@@ -25,10 +25,47 @@ class ExportOptions:
         dynamic_shapes: which sizes of inputs are free: True for all that the model takes, False, or as in
             ``torch.export``.
         unsigned_activations: write int8 activations as uint8, shifted by 128.
+        input_names: what the file calls its inputs; None for the names of the model's arguments.
+        output_names: what the file calls its outputs; None for the names of the model's results.
+        opset_version: of ONNX; None for the lowest that says what the model does.
+        model_name: what the file calls the model; None for the name of its class.
+        external_data: store large tensors in a file beside; None does so above the 2 GB that one file can hold.
     """
 
     dynamic_shapes: Any = True
     unsigned_activations: bool = False
+    input_names: Sequence[str] | None = None
+    output_names: Sequence[str] | None = None
+    opset_version: int | None = None
+    model_name: str | None = None
+    external_data: bool | None = None
+
+    def __post_init__(self) -> None:
+        for key in ("input_names", "output_names"):
+            _check_names(key, getattr(self, key))
+        both = set(self.input_names or ()) & set(self.output_names or ())
+        if both:
+            raise ConfigError(f"{min(both)!r} is in input_names and in output_names: a name stands for one tensor")
+        version = self.opset_version
+        if version is not None and (not isinstance(version, int) or isinstance(version, bool)):
+            raise ConfigError(f"opset_version must be a whole number, not {version!r}")
+        if self.model_name is not None and (not isinstance(self.model_name, str) or not self.model_name):
+            raise ConfigError(f"model_name must be a name, not {self.model_name!r}")
+        if self.external_data not in (None, True, False):
+            raise ConfigError(f"external_data must be True, False or None, not {self.external_data!r}")
+
+
+def _check_names(key: str, names: Any) -> None:  # noqa: ANN401
+    if names is None:
+        return
+    if isinstance(names, str) or not isinstance(names, Sequence):
+        raise ConfigError(f"{key} must be a list of names, not {names!r}")
+    wrong = [name for name in names if not isinstance(name, str) or not name]
+    if wrong:
+        raise ConfigError(f"{key} must be names, and {wrong[0]!r} is none")
+    twice = [name for name in names if list(names).count(name) > 1]
+    if twice:
+        raise ConfigError(f"{key} has {twice[0]!r} twice: every tensor needs a name of its own")
 
 
 @dataclass(frozen=True)
@@ -62,6 +99,10 @@ class LoadedFile(ABC):
     outputs: list[str]
     format: str = "onnx"
     stands_in: bool = False
+
+    @abstractmethod
+    def shipped(self) -> dict[str, bytes]:
+        """What runtimes load: the contents of its files by their names, the main one first."""
 
     @abstractmethod
     def watching(self, tensors: Iterable[str]) -> "LoadedFile":

@@ -23,13 +23,10 @@ class OnnxFormat(ExportFormat):
 
     def write(self, deployment: Deployment, inputs: Inputs, target: Path, options: ExportOptions) -> ExportRecord:
         """Write the file."""
-        from bitwright.exporting.onnx.file import RECORD
-        from bitwright.exporting.onnx.seal import write_sealed
+        from bitwright.exporting.onnx.seal import write_recorded
 
         proto, record = build(deployment, inputs, options, self.name)
-        proto.metadata_props.add(key=RECORD, value=record.to_json())
-        write_sealed(proto, target)
-        return record
+        return write_recorded(proto, record, target, options.external_data)
 
     def read(self, path: Path) -> LoadedFile:
         """Read the file; one of another format that is ONNX, too, as that format does."""
@@ -46,23 +43,26 @@ class OnnxFormat(ExportFormat):
 
 def build(deployment: Deployment, inputs: Inputs, options: ExportOptions, format: str) -> tuple[Any, ExportRecord]:
     """The ONNX model of a deployed one, checked, and its record, which is not in it yet."""
-    import onnx
     import onnx_ir as ir
 
+    from bitwright.exporting.onnx.ends import name_inputs, name_outputs
     from bitwright.exporting.onnx.names import name_after_model
-    from bitwright.exporting.onnx.program import export_program, last_line
+    from bitwright.exporting.onnx.opset import RICH, opset_for
+    from bitwright.exporting.onnx.program import export_program
     from bitwright.exporting.onnx.quiet import quiet_exporter
-    from bitwright.exporting.onnx.translate import RICH, lowest_opset
     from bitwright.exporting.onnx.witness import optimize
 
     twin, origins = deployment.model, deployment.origins
-    opset = lowest_opset(twin)
+    opset = opset_for(twin, options.opset_version)
     model = export_program(twin, inputs, opset, options.dynamic_shapes)
     with quiet_exporter():
         witnesses = optimize(model, [part for _, part in parts_of(twin)])
     _transpose_for_each_reader(model)
     name = twin.__class__.__name__
-    operators = name_after_model(model, name, origins, deployment.results())
+    arguments = _arguments(model.graph, list(flat_inputs(twin, inputs)))
+    name_inputs(model.graph, options.input_names)
+    results = deployment.results() if name_outputs(model.graph, options.output_names) is None else []
+    operators = name_after_model(model, options.model_name or name, origins, results)
     if not deployment.clean and (options.unsigned_activations or opset >= RICH):  # see lowest_opset
         write_unsigned(model)
     record = ExportRecord(
@@ -70,16 +70,25 @@ def build(deployment: Deployment, inputs: Inputs, options: ExportOptions, format
         model=name,
         quantized=deployment.quantized,
         fingerprint=fingerprint(twin),
-        inputs=_arguments(model.graph, list(flat_inputs(twin, inputs))),
+        inputs=arguments,
         tensors=tuple(w.entry() for w in witnesses),
         operators=tuple(operators),
     )
     proto = ir.to_proto(model)
-    try:
-        onnx.checker.check_model(proto, full_check=True)
-    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
-        raise ExportError(f"the exported file is not valid ONNX: {last_line(error)}") from error
+    check_valid(proto, "the exported file")
     return proto, record
+
+
+def check_valid(model: Any, what: str) -> None:  # noqa: ANN401
+    """Refuse a model that is not valid ONNX."""
+    import onnx
+
+    from bitwright.exporting.onnx.external import outline
+
+    try:
+        onnx.checker.check_model(outline(model), full_check=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        raise ExportError(f"{what} is not valid ONNX: {str(error).strip().splitlines()[0]}") from error
 
 
 def _arguments(graph: Any, names: list[str]) -> tuple[str, ...]:  # noqa: ANN401

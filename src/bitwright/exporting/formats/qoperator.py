@@ -25,16 +25,13 @@ class QOperatorFormat(ExportFormat):
 
     def write(self, deployment: Deployment, inputs: Inputs, target: Path, options: ExportOptions) -> ExportRecord:
         """Write the file."""
-        from bitwright.exporting.onnx.file import RECORD
         from bitwright.exporting.onnx.qoperator import join_quantizers
-        from bitwright.exporting.onnx.seal import write_sealed
+        from bitwright.exporting.onnx.seal import write_recorded
 
         proto, record = build(deployment, inputs, replace(options, unsigned_activations=True), self.name)
         joined = join_quantizers(proto)
         joined.producer_name = proto.producer_name
-        joined.metadata_props.add(key=RECORD, value=record.to_json())
-        write_sealed(joined, target)
-        return record
+        return write_recorded(joined, record, target, options.external_data)
 
     def read(self, path: Path) -> LoadedFile:
         """Read the file."""

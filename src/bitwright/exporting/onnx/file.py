@@ -10,11 +10,11 @@ from onnx import numpy_helper
 
 from bitwright.errors import VerifyError
 from bitwright.exporting.formats.base import FileNode, LoadedFile
-from bitwright.exporting.onnx.seal import check_seal
+from bitwright.exporting.onnx.external import outline, shipped, stored_bytes
+from bitwright.exporting.onnx.seal import DATA, RECORD, check_data, check_seal
 from bitwright.exporting.onnx.work import multiply_adds
 from bitwright.exporting.record import ExportRecord
 
-RECORD = "bitwright.record"  # the key of the record in the file's metadata
 _WIDE = "/wide"  # ends the name of a tensor that is given out in a wider type
 _WIDER: dict[int, int] = {
     onnx.TensorProto.INT4: onnx.TensorProto.INT8,
@@ -39,7 +39,7 @@ class OnnxFile(LoadedFile):
 
     def __init__(self, path: Path, proto: onnx.ModelProto, record: ExportRecord | None, size: int = 0) -> None:
         self.path, self.proto, self.record = path, proto, record
-        self.size = size or proto.ByteSize()
+        self.size = size or stored_bytes(proto) + outline(proto).ByteSize()
         self.widened: dict[str, str] = {}
         stored = {i.name for i in proto.graph.initializer}
         self.inputs = [i.name for i in proto.graph.input if i.name not in stored]
@@ -57,6 +57,9 @@ class OnnxFile(LoadedFile):
             metadata = {entry.key: entry.value for entry in proto.metadata_props}
             if not sealed and (RECORD in metadata or proto.producer_name == "bitwright"):
                 raise VerifyError("its end is missing or was changed after Bitwright wrote it; export again")
+            size = len(data)
+            if DATA in metadata:
+                size += check_data(path, metadata[DATA]).stat().st_size
             onnx.load_external_data_for_model(proto, str(path.parent))
             record = ExportRecord.from_json(metadata[RECORD]) if RECORD in metadata else None
         except VerifyError as error:
@@ -64,11 +67,11 @@ class OnnxFile(LoadedFile):
         except Exception as error:
             first = str(error).strip().partition("\n")[0]
             raise VerifyError(f"{str(path)!r} is not an ONNX file: {type(error).__name__}: {first}") from error
-        return cls(path, proto, record, len(data))
+        return cls(path, proto, record, size)
 
-    def content(self) -> bytes:
+    def shipped(self) -> dict[str, bytes]:
         """What runtimes load."""
-        return self.proto.SerializeToString()
+        return shipped(self.proto)
 
     def watching(self, tensors: Iterable[str]) -> "OnnxFile":
         """A copy that also gives out tensors, in a wider type where numpy has no such type."""

@@ -11,8 +11,10 @@ import onnx
 from onnx import helper, numpy_helper
 
 from bitwright.errors import ExportError
+from bitwright.exporting.onnx.external import shipped
 from bitwright.exporting.onnx.file import OnnxFile
 
+_EXTERNAL = "session.optimized_model_external_initializers_file_name"
 TRANSPOSED = "bitwright.transposed"  # in the metadata: weights that are stored under another name, transposed
 
 
@@ -26,8 +28,14 @@ def join_quantizers(proto: onnx.ModelProto) -> onnx.ModelProto:
     with tempfile.TemporaryDirectory() as folder:
         saved = Path(folder) / "joined.onnx"
         options.optimized_model_filepath = str(saved)
+        parts = shipped(proto)
+        for name, content in parts.items():
+            (Path(folder) / name).write_bytes(content)
+        if len(parts) > 1:
+            options.add_session_config_entry(_EXTERNAL, f"{saved.name}.data")
         try:
-            onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
+            main = str(Path(folder) / next(iter(parts)))
+            onnxruntime.InferenceSession(main, options, providers=["CPUExecutionProvider"])
         except Exception as error:
             first = str(error).strip().partition("\n")[0]
             raise ExportError(

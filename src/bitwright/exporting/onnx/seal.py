@@ -5,14 +5,38 @@ Every reader of ONNX sees one model with one entry more.
 """
 
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 
 import onnx
 
-from bitwright.errors import VerifyError
+from bitwright.errors import ExportError, VerifyError
+from bitwright.exporting.onnx.external import LIMIT, move_out, stored_bytes
+from bitwright.exporting.record import ExportRecord, data_path
 from bitwright.files import atomic_write
 
 KEY = "bitwright.checksum"
+RECORD = "bitwright.record"  # the key of the record
+DATA = "bitwright.data"  # the key of the checksum of the file with large tensors
+
+
+def write_recorded(model: onnx.ModelProto, record: ExportRecord, path: Path, external: bool | None) -> ExportRecord:
+    """Write a model with its record, whole or not at all.
+
+    With ``external`` its large tensors go to a file beside it, with None only if one file cannot hold it. The model
+    knows the checksum of that file, and is written last.
+    """
+    too_large = stored_bytes(model) > LIMIT
+    if too_large and external is False:
+        raise ExportError("the model has more than the 2 GB that an ONNX file can hold: leave out external_data=False")
+    record = replace(record, external=bool(external or too_large))
+    if record.external:
+        beside = data_path(path)
+        with atomic_write(beside) as partial, partial.open("wb") as file:
+            model.metadata_props.add(key=DATA, value=move_out(model, file, beside.name))
+    model.metadata_props.add(key=RECORD, value=record.to_json())
+    write_sealed(model, path)
+    return record
 
 
 def write_sealed(model: onnx.ModelProto, path: Path) -> None:
@@ -22,6 +46,18 @@ def write_sealed(model: onnx.ModelProto, path: Path) -> None:
     content = model.SerializeToString()
     with atomic_write(path) as partial:
         partial.write_bytes(content + _trailer(hashlib.sha256(content).hexdigest()))
+
+
+def check_data(path: Path, checksum: str) -> Path:
+    """The file beside a model that holds its large tensors, if it is the one that was written with it."""
+    beside = data_path(path)
+    if not beside.is_file():
+        raise VerifyError(f"{beside.name}, which holds its large tensors, is missing")
+    with beside.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != checksum:
+        raise VerifyError(f"{beside.name} is not the file that was written with it; export again")
+    return beside
 
 
 def check_seal(data: bytes) -> bool:

@@ -10,11 +10,9 @@ from torch import Tensor, nn
 
 import bitwright.numerics.pooling  # noqa: F401  (defines the operator)
 from bitwright.exporting.onnx.operators import operator_translations
-from bitwright.exporting.parts import DeployedQuantizer, IntegerTensor, Part, parts_of
+from bitwright.exporting.parts import DeployedQuantizer, Part, parts_of
 
 PART = "bitwright.part"  # in the metadata of a node, while the file is made: the number of the part that it ends
-PLAIN, RICH = 18, 21  # opset 21 adds integers of 4 and 16 bits, fp8 without a zero point, and groups
-BFLOAT = 22  # adds bfloat16 to convolutions and pools
 
 # The integer types that tensors are quantized to: (lowest, highest) -> type. onnxruntime 1.31 refuses convolutions of
 # tensors of four bits, which ONNX has, too: they are clipped, and stored in bytes.
@@ -25,7 +23,6 @@ _TYPES = {
     (-32768, 32767): ir.DataType.INT16,
 }
 _FP8_TYPES = {"e4m3": ir.DataType.FLOAT8E4M3FN, "e5m2": ir.DataType.FLOAT8E5M2}
-_BYTES = (ir.DataType.UINT8, ir.DataType.INT8)
 _FLOATS = {torch.float16: ir.DataType.FLOAT16, torch.bfloat16: ir.DataType.BFLOAT16, torch.float64: ir.DataType.DOUBLE}
 _LOWEST = torch.tensor(torch.finfo(torch.float32).min)
 
@@ -36,31 +33,6 @@ def storage_type(qmin: int, qmax: int) -> tuple[ir.DataType, bool]:
         if low <= qmin and qmax <= high and (low < 0) == (qmin < 0):
             return kind, (low, high) == (qmin, qmax)
     raise ValueError(f"no ONNX type holds the integers from {qmin} to {qmax}")
-
-
-def lowest_opset(twin: nn.Module) -> int:
-    """The lowest opset that can say what a deployed model does.
-
-    In opset 21 onnxruntime 1.31 breaks int8 files: it repeats quantizers around pools and reshapes with their
-    ``output_dtype`` and then turns int8 into uint8, but not there.
-    """
-    held = [
-        *twin.parameters(),
-        *twin.buffers(),
-        *(part for _, part in parts_of(twin) if isinstance(part, IntegerTensor)),
-    ]
-    if any(tensor.dtype == torch.bfloat16 for tensor in held):
-        return BFLOAT
-    return RICH if any(_needs_rich(part) for _, part in parts_of(twin)) else PLAIN
-
-
-def _needs_rich(part: Part) -> bool:
-    if isinstance(part, IntegerTensor):
-        return part.group is not None or part.integers.dtype not in (torch.int8, torch.uint8, torch.int32)
-    if not isinstance(part, DeployedQuantizer) or not part.active:
-        return False
-    spec = part.spec
-    return part.group is not None or spec.format.floating or storage_type(spec.qmin, spec.qmax)[0] not in _BYTES
 
 
 def translations(opset: int, twin: nn.Module) -> dict[Callable[..., Any], Callable[..., Any]]:

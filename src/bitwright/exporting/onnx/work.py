@@ -5,6 +5,8 @@ from collections.abc import Mapping
 
 import onnx
 
+from bitwright.exporting.onnx.external import outline
+
 Shapes = dict[str, tuple[int, ...]]
 
 
@@ -49,8 +51,7 @@ _RECURRENT = ("LSTM", "GRU", "RNN")
 
 
 def _shapes(model: onnx.ModelProto, inputs: Mapping[str, tuple[int, ...]]) -> Shapes:
-    fixed = onnx.ModelProto()
-    fixed.CopyFrom(model)
+    fixed = outline(model)
     graph = fixed.graph
     del graph.value_info[:]
     for value in graph.input:

@@ -9,6 +9,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import astuple
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -95,8 +96,13 @@ class Child:
         **more: Any,
     ) -> tuple[dict[str, Any], list[bytearray]]:
         feeds = feeds or {}
-        message = {"do": do, "files": len(files), "arrays": describe(feeds), "settings": {}, **more}
-        blobs = [*(f.content() for f in files), *feeds.values()]
+        contents = [f.shipped() for f in files]
+        described = [
+            {"names": list(parts), "outputs": f.outputs, "nodes": [astuple(n) for n in f.nodes()]}
+            for f, parts in zip(files, contents, strict=True)
+        ]
+        message = {"do": do, "files": described, "arrays": describe(feeds), "settings": {}, **more}
+        blobs = [*(part for parts in contents for part in parts.values()), *feeds.values()]
         with self._lock:
             dropped, self._dropped = self._dropped, []
             try:

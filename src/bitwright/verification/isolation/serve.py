@@ -5,6 +5,7 @@ import signal
 import socket
 import sys
 from collections import namedtuple
+from collections.abc import Iterable
 from dataclasses import astuple
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -20,30 +21,32 @@ _Node = namedtuple("_Node", "name type inputs outputs")
 
 
 class ShippedFile:
-    """An ONNX file that came as bytes: as much of it as runtimes ask for."""
+    """A file that came as bytes: as much of it as runtimes ask for.
 
-    def __init__(self, content: bytes) -> None:
-        self._content = content
+    Attributes:
+        parts: its contents, the main one first, by names that may refer to each other.
+        outputs: the names of its outputs.
+    """
 
-    def content(self) -> bytes:
-        """The bytes."""
-        return self._content
+    def __init__(self, description: dict[str, Any], contents: Iterable[bytes]) -> None:
+        self.parts = dict(zip(description["names"], contents, strict=True))
+        self.outputs: list[str] = description["outputs"]
+        self._nodes = description["nodes"]
+
+    def shipped(self) -> dict[str, bytes]:
+        """Its contents."""
+        return self.parts
 
     @cached_property
     def proto(self) -> "onnx.ModelProto":
-        """The model."""
+        """The model, of an ONNX file; without large tensors where those came apart."""
         import onnx
 
-        return onnx.load_model_from_string(self._content)
-
-    @cached_property
-    def outputs(self) -> list[str]:
-        """The names of its outputs."""
-        return [o.name for o in self.proto.graph.output]
+        return onnx.load_model_from_string(next(iter(self.parts.values())))
 
     def nodes(self) -> list[_Node]:
         """The operators."""
-        return [_Node(n.name, n.op_type, tuple(n.input), tuple(n.output)) for n in self.proto.graph.node]
+        return [_Node(name, kind, tuple(inputs), tuple(outputs)) for name, kind, inputs, outputs in self._nodes]
 
 
 class _Server:
@@ -55,8 +58,9 @@ class _Server:
         """Do what is asked for."""
         for number in ask["drop"]:
             self.sessions.pop(number, None)
-        files = [ShippedFile(bytes(blob)) for blob in blobs[: ask["files"]]]
-        feeds = restore(ask["arrays"], blobs[ask["files"] :])
+        rest = iter(blobs)
+        files = [ShippedFile(d, (bytes(next(rest)) for _ in d["names"])) for d in ask["files"]]
+        feeds = restore(ask["arrays"], list(rest))
         settings = ask["settings"]
         if ask["do"] == "session":
             self.sessions[ask["number"]] = self.runtime.session(files[0], **settings)

@@ -1,6 +1,7 @@
 """Runtimes that execute an exported file on this machine. A new one is one file with ``@register_runtime``."""
 
 import os
+import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,6 +13,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from bitwright.errors import BitwrightError, MissingExtraError, VerifyError
+from bitwright.files import scratch_folder
 from bitwright.registry import Registry
 from bitwright.verification.isolation.child import RuntimeDied, child_of
 
@@ -197,6 +199,19 @@ class Runtime(ABC):
     def default_precision(self) -> str:
         """What this runtime computes float parts in on this machine unless told otherwise; empty for float32."""
         return ""
+
+
+@contextmanager
+def loadable(file: Any) -> Iterator[Any]:  # noqa: ANN401
+    """What a runtime loads: the bytes of a file, or the path of the first of several in a folder of their own."""
+    parts = file.shipped()
+    if len(parts) == 1:
+        yield next(iter(parts.values()))
+        return
+    with scratch_folder(tempfile.gettempdir()) as folder:
+        for name, content in parts.items():
+            (folder / name).write_bytes(content)
+        yield str(folder / next(iter(parts)))
 
 
 def register_runtime(name: str, *, override: bool = False) -> Callable[[type[Runtime]], type[Runtime]]:

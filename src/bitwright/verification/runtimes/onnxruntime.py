@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from bitwright.files import scratch_folder
-from bitwright.verification.runtimes.base import RUNS, Arrays, Executed, Runtime, Session, register_runtime, role_of
+from bitwright.verification.runtimes.base import (
+    RUNS,
+    Arrays,
+    Executed,
+    Runtime,
+    Session,
+    loadable,
+    register_runtime,
+    role_of,
+)
 
 if TYPE_CHECKING:
     import onnx
@@ -65,7 +74,7 @@ class OnnxRuntime(Runtime):
             for _ in range(1 + RUNS):
                 session.run(None, dict(feeds))
             events = json.loads(Path(session.end_profiling()).read_text("utf-8"))
-            optimized = onnx.load(str(saved))
+            optimized = onnx.load(str(saved), load_external_data=False)
         sources = _Sources(file.proto, optimized)
         return [_executed(event, sources) for event in _best_run(events)]
 
@@ -81,8 +90,8 @@ class OnnxRuntime(Runtime):
     def _load(self, file: "OnnxFile", options: Any) -> Any:  # noqa: ANN401
         import onnxruntime
 
-        content = file.content()
-        return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+        with loadable(file) as content:
+            return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
 
 
 def _best_run(events: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:

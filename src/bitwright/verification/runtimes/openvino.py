@@ -6,7 +6,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from bitwright.verification.runtimes.base import RUNS, Arrays, Executed, Runtime, Session, register_runtime, role_of
+from bitwright.verification.runtimes.base import (
+    RUNS,
+    Arrays,
+    Executed,
+    Runtime,
+    Session,
+    loadable,
+    register_runtime,
+    role_of,
+)
 
 if TYPE_CHECKING:
     from bitwright.exporting.onnx.file import OnnxFile
@@ -90,7 +99,8 @@ class OpenVino(Runtime):
         if threads:
             settings["INFERENCE_NUM_THREADS"] = threads
         core = openvino.Core()
-        return core.compile_model(core.read_model(file.content()), "CPU", settings)
+        with loadable(file) as content:
+            return core.compile_model(core.read_model(content), "CPU", settings)
 
 
 def _source(name: str, known: Mapping[str, str]) -> str:

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bitwright.compat import stepwise
-from bitwright.compat.ends import add_bits, rename_ends
+from bitwright.compat.ends import add_bits, shapes_of
 from bitwright.compat.node_by_node import calibrate_on_quantized, layer_errors
 from bitwright.compat.pending import is_pending, postpone, when_prepared
 from bitwright.compat.sparsebit.quantization.quant_config import parse_qconfig
@@ -141,7 +141,7 @@ class QuantModel(nn.Module):
             name: the path of the file.
             input_names: names of the inputs in the file; by default those of the model's arguments.
             output_names: names of the outputs in the file.
-            dynamic_axes: any value lets the file take other batch sizes; none fixes the batch size.
+            dynamic_axes: axes that may vary, as for ``torch.onnx.export``; none fixes all sizes.
             opset_version: at most 21; the lowest that can say what the model does is written.
             verbose: without effect.
             extra_info: also write ``<name>_extra.onnx``, whose quantizing nodes have their ``bits`` in their metadata.
@@ -149,9 +149,10 @@ class QuantModel(nn.Module):
         if opset_version > 21:
             raise ConfigError(f"opset_version must be at most 21, not {opset_version}")
         with self._quantizing():
-            exported = export(self.model, name, dummy_data, dynamic_shapes=dynamic_axes is not None)
+            shapes = shapes_of(self.model, Inputs.of(dummy_data), dynamic_axes, input_names)
+            names = {"input_names": input_names or None, "output_names": output_names or None}
+            exported = export(self.model, name, dummy_data, dynamic_shapes=shapes, **names)
         path = exported.path
-        rename_ends(path, input_names, output_names)
         if extra_info:
             add_bits(path, path.with_name(f"{path.stem}_extra{path.suffix}"), exported.record)
         return path

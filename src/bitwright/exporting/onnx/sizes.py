@@ -1,0 +1,182 @@
+"""Free sizes of inputs: those that the model takes in other values, or those that the user names."""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from torch import Tensor, nn
+
+from bitwright.errors import ConfigError, suggest
+from bitwright.graph import Inputs
+from bitwright.graph.inputs import bind_inputs, flat_inputs
+
+BATCH = "batch"
+Size = int | str
+Names = dict[tuple[str, int], str]  # what users call the size of an argument along an axis
+
+
+class Sizes:
+    """The sizes of a model's inputs, of at least two samples: the exporter takes a size of one for a constant.
+
+    What is equal is one size, wherever inputs have it; the batch size is one of its own.
+    """
+
+    def __init__(self, twin: nn.Module, inputs: Inputs) -> None:
+        def double(x: Tensor) -> Tensor:
+            return torch.cat([x, x]) if x.ndim and x.shape[0] == 1 else x
+
+        self.twin = twin
+        self.inputs = Inputs(_map(inputs.args, double), _map(inputs.kwargs, double))
+        self.tensors = list(flat_inputs(twin, self.inputs).values())
+        self.batch = next((t.shape[0] for t in self.tensors if t.ndim), 0)
+
+    def free(self) -> list[Size]:
+        """The sizes that the model takes doubled, or halved; the batch size first."""
+        sizes = {self._size(axis, n) for t in self.tensors for axis, n in enumerate(t.shape) if n > 1}
+        return [s for s in sorted(sizes, key=str, reverse=True) if self._takes(s, 2) or self._takes(s, 0.5)]
+
+    def shapes(self, free: list[Size]) -> Any:  # noqa: ANN401
+        """Shapes as the exporter takes them; it fixes those that it cannot leave free."""
+
+        def shape(x: Tensor) -> dict[int, Any]:
+            return {axis: torch.export.Dim.AUTO for axis, n in enumerate(x.shape) if self._size(axis, n) in free}
+
+        return _map(bind_inputs(self.twin, self.inputs.args, self.inputs.kwargs), shape, lambda _: None)
+
+    def _size(self, axis: int, size: int) -> Size:
+        return BATCH if axis == 0 and size == self.batch else size
+
+    def _takes(self, size: Size, factor: float) -> bool:
+        def resize(x: Tensor) -> Tensor:
+            for axis in [a for a, n in enumerate(x.shape) if self._size(a, n) == size]:
+                x = torch.cat([x, x], axis).narrow(axis, 0, int(x.shape[axis] * factor))
+            return x
+
+        try:
+            with torch.no_grad():
+                self.twin(*_map(self.inputs.args, resize), **_map(self.inputs.kwargs, resize))
+        except Exception:  # whatever the model or its guards say: it takes no other
+            return False
+        return True
+
+
+class WishedSizes:
+    """Sizes that the user wants free, as in ``torch.export``; a name may stand for a ``Dim``.
+
+    Attributes:
+        shapes: as the exporter takes them.
+        inputs: to export with, doubled along free sizes of one, which the exporter would take for a constant.
+        names: what the user calls the sizes.
+    """
+
+    def __init__(self, twin: nn.Module, inputs: Inputs, wished: Any) -> None:  # noqa: ANN401
+        self.names: Names = {}
+        bound = bind_inputs(twin, inputs.args, inputs.kwargs)
+        given = _by_argument(wished, list(bound))
+        self.shapes = {name: self._shape(value, given.get(name), name) for name, value in bound.items()}
+        doubled = {name: _doubled(value, self.shapes[name]) for name, value in bound.items()}
+        positional = list(doubled.values())[: len(inputs.args)]
+        self.inputs = Inputs(tuple(positional), dict(list(doubled.items())[len(inputs.args) :]))
+
+    def _shape(self, value: Any, shape: Any, place: str) -> Any:  # noqa: ANN401
+        if isinstance(value, Tensor):
+            return {axis: self._size(size, place, axis) for axis, size in _axes(value, shape, place)}
+        if isinstance(value, Mapping):
+            parts = shape or {}
+            return {key: self._shape(item, parts.get(key), f"{place}_{key}") for key, item in value.items()}
+        if isinstance(value, tuple | list):
+            parts = shape or [None] * len(value)
+            if len(parts) != len(value):
+                raise ConfigError(f"dynamic_shapes has {len(parts)} shapes for {place!r}, which has {len(value)} parts")
+            items = enumerate(zip(value, parts, strict=True))
+            return type(value)(self._shape(item, part, f"{place}_{i}") for i, (item, part) in items)
+        return None
+
+    def _size(self, size: Any, place: str, axis: int) -> Any:  # noqa: ANN401
+        name = size if isinstance(size, str) else getattr(size, "__name__", "")
+        if isinstance(size, str) and not size.isidentifier():
+            raise ConfigError(f"dynamic_shapes calls axis {axis} of {place!r} {size!r}, which is not an identifier")
+        if isinstance(name, str) and name.isidentifier():
+            self.names[place, axis] = name
+        return torch.export.Dim.DYNAMIC if isinstance(size, str) else size
+
+
+def _by_argument(wished: Any, arguments: list[str]) -> dict[str, Any]:  # noqa: ANN401
+    """The shapes of arguments by their names; those that are not mentioned are fixed."""
+    if isinstance(wished, Mapping):
+        unknown = [name for name in wished if name not in arguments]
+        if unknown:
+            raise ConfigError(
+                f"dynamic_shapes names {unknown[0]!r}, and the model takes {', '.join(arguments)}"
+                f"{suggest(str(unknown[0]), arguments)}"
+            )
+        return dict(wished)
+    if not isinstance(wished, tuple | list) or len(wished) > len(arguments):
+        count = f"{len(wished)} shapes" if isinstance(wished, tuple | list) else repr(wished)
+        raise ConfigError(
+            f"dynamic_shapes must be True, False, or shapes of the arguments {', '.join(arguments)} by name or in "
+            f"order, not {count}"
+        )
+    return dict(zip(arguments, wished, strict=False))
+
+
+def _axes(value: Tensor, shape: Any, place: str) -> Iterator[tuple[int, Any]]:  # noqa: ANN401
+    """The axes of a tensor with a wished size."""
+    if not isinstance(shape, Mapping | tuple | list | None):
+        raise ConfigError(f"dynamic_shapes has {shape!r} for {place!r}: give {{axis: size}} or a list of sizes")
+    listed = shape.items() if isinstance(shape, Mapping) else enumerate(shape or ())
+    for axis, size in listed:
+        if not isinstance(axis, int) or not -value.ndim <= axis < value.ndim:
+            raise ConfigError(f"dynamic_shapes names axis {axis!r} of {place!r}, which has {value.ndim} dimensions")
+        if size is not None:
+            yield axis % value.ndim, size
+
+
+def _doubled(value: Any, shape: Any) -> Any:  # noqa: ANN401
+    """A value with its free sizes of one doubled."""
+    if isinstance(value, Tensor):
+        for axis, size in (shape or {}).items():
+            fixed = isinstance(size, int) or size == torch.export.Dim.STATIC
+            value = torch.cat([value, value], axis) if value.shape[axis] == 1 and not fixed else value
+        return value
+    if isinstance(value, Mapping):
+        return {key: _doubled(item, shape[key]) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return type(value)(_doubled(item, part) for item, part in zip(value, shape, strict=True))
+    return value
+
+
+def _map(value: Any, function: Callable[[Tensor], Any], other: Callable[[Any], Any] = lambda v: v) -> Any:  # noqa: ANN401
+    """Apply a function to all tensors of inputs, and another to everything else."""
+    if isinstance(value, Tensor):
+        return function(value)
+    if isinstance(value, Mapping):
+        return {name: _map(item, function, other) for name, item in value.items()}
+    if isinstance(value, tuple | list):
+        return type(value)(_map(item, function, other) for item in value)
+    return other(value)
+
+
+def name_sizes(model: Any, arguments: list[str], wished: Names) -> set[str]:  # noqa: ANN401
+    """Name the free sizes as the user does, or after the inputs that have them first; return the names."""
+    names: dict[str, str] = {}
+    free = [
+        (argument, axis, size.value)
+        for argument, value in zip(arguments, model.graph.inputs, strict=False)
+        for axis, size in enumerate(value.shape or ())
+        if isinstance(size, ir.SymbolicDim) and size.value and size.value.isidentifier()
+    ]
+    for argument, axis, symbol in free:
+        if (argument, axis) in wished:
+            names.setdefault(symbol, wished[argument, axis])
+    for argument, axis, symbol in free:
+        first = BATCH not in names.values() and axis == 0
+        names.setdefault(symbol, BATCH if first else f"{argument}_{axis}")
+    values = [*model.graph.inputs, *(v for node in model.graph.all_nodes() for v in node.outputs)]
+    for value in values:
+        for axis, size in enumerate(value.shape or ()):
+            if isinstance(size, ir.SymbolicDim) and size.value:
+                value.shape[axis] = re.sub(r"\w+", lambda m: names.get(m[0], m[0]), size.value)
+    return set(names.values())
