@@ -35,11 +35,6 @@ def add_internal(model: nn.Module, kind: str, wish: str, module: nn.Module) -> s
     return ".".join([*path, name])
 
 
-def internal_names(model: nn.Module, kind: str) -> list[str]:
-    """The names, inside the ``kind`` part of a model's Namespace, of all that was added there."""
-    return list(container(model, [namespace(model), kind])._modules)
-
-
 def node_name(node: fx.Node) -> str:
     """What the user calls a node: the qualified name of the user's module, or the node's name."""
     return str(node.target) if node.op == "call_module" and not _calls_internal(node) else node.name
