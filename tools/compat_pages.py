@@ -175,8 +175,8 @@ DIFFERS = {
     "pytorch_quantization.calib.HistogramCalibrator": "bins grow by joining, so their number stays",
     "pytorch_quantization.optim.helper.group_parameters": "a parameter belongs to the first group that matches",
     "mqbench.convert_deploy.convert_deploy": "writes Q/DQ, and the float model with its ranges under the old names, in "
-    "the vendors' own formats where they differ from MQBench's; for OPENVINO, ONNX_QNN and NNIE nothing besides Q/DQ; "
-    "`deploy_to_qlinear` is refused",
+    "the vendors' own formats where they differ from MQBench's; for OPENVINO and ONNX_QNN Q/DQ only, for NNIE "
+    "tables of values in its place; `deploy_to_qlinear` is refused",
     "mqbench.convert_deploy.convert_merge_bn": "does nothing: BatchNorms are folded while weights are quantized",
     "mqbench.advanced_ptq.ptq_reconstruction": "strengths and learning rates are Bitwright's own; excluded nodes are "
     "refused",

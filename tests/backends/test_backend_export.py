@@ -3,7 +3,6 @@
 import pytest
 
 import bitwright as bw
-from bitwright.errors import ExportError
 from tests.backends.probe import images, prepared
 
 
@@ -40,7 +39,7 @@ def _constant_types(file):
     return {a.i for n in nodes if n.op_type == "Cast" for a in n.attribute if a.name == "to"}
 
 
-def test_a_logarithmic_grid_cannot_be_exported(tmp_path):
-    with pytest.raises(ExportError, match=r"the method 'NNIEFakeQuantize' .* has no uniform grid"):
-        exported("nnie", tmp_path)
-    assert list(tmp_path.iterdir()) == []
+def test_a_logarithmic_grid_is_a_table_of_values(tmp_path):
+    model, file = exported("nnie", tmp_path)
+    proof = bw.verify(model, file, [images()])
+    assert (proof.ok, list(proof.runtimes)) == (True, ["reference"])

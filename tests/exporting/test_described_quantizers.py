@@ -62,7 +62,12 @@ def test_what_no_file_can_say_is_refused(what, tmp_path):
     bw.calibrate(prepared, [x])
     if what == "pre_quant_scale":
         prepared.get_submodule("quantizer").pre_quant_scale = torch.tensor(2.0)
-    with pytest.raises(ExportError, match=r"the method 'AmaxFakeQuantize' of the .* has no uniform grid"):
+    why = {
+        "pre_quant_scale": r"multiplies before it rounds \(pre_quant_scale\)",
+        "integers": "has no uniform grid, and no table",
+        "several axes": "keeps ranges along several axes",
+    }[what]
+    with pytest.raises(ExportError, match=rf"the quantizer of .* \(AmaxFakeQuantize\) {why}"):
         bw.export(prepared, tmp_path / "m.onnx")
 
 

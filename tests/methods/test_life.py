@@ -291,10 +291,18 @@ def test_bad_options_are_refused_with_reasons(name, spec, options, message):
         TensorQuantizer(spec, method=name, method_options=options)
 
 
-def test_levels_that_are_no_integers_say_so():
+def test_levels_that_are_not_evenly_spaced_have_places_in_a_table():
+    x = torch.randn(8, 16)
     for name in ("APoTFakeQuantize", "NNIEFakeQuantize", "DoReFaFakeQuantize"):
-        with pytest.raises(ConfigError, match=f"{name} has levels that are not evenly spaced: they are no int4"):
-            calibrated(name).integers(torch.randn(8, 16))
+        quantizer = calibrated(name)
+        places = quantizer.integers(x)
+        assert places.dtype == torch.uint8
+        assert int(places.max()) < len(quantizer.method.levels()) <= 16
+        assert torch.equal(quantizer.values(places), quantizer(x).detach())
+    with pytest.raises(
+        ConfigError, match=r"FixedFakeQuantize does not say which levels it has: write levels\(\) and unit"
+    ):
+        METHODS.get("fixed")(QuantSpec.parse("int4")).levels()
 
 
 def test_uncalibrated_is_refused():

@@ -13,9 +13,9 @@ NNIE = register_backend(
         activations=_TENSORS,
         integer_bias=False,
         operators={"absorbed": {}},
-        formats=(),
+        formats=("onnx",),
         constraints=(),
         runtimes=(),
-        notes=("ONNX has no logarithmic grid: models are trained and evaluated here, and not exported.",),
+        notes=("ONNX has no logarithmic grid: a file holds tables of the levels, and computes in float.",),
     )
 )

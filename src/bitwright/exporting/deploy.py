@@ -22,7 +22,7 @@ from bitwright.exporting.modules import (
     FloatLayer,
     GlobalAveragePool,
 )
-from bitwright.exporting.parts import DeployedQuantizer, KeepFloat, Site, as_integers
+from bitwright.exporting.parts import DeployedQuantizer, KeepFloat, Site, TableQuantizer, as_integers, deployed
 from bitwright.graph import CapturedModel
 from bitwright.graph.capture.objects import make_results_plain
 from bitwright.graph.expression import Expression, is_constant
@@ -82,7 +82,7 @@ def _tensor_name(node: fx.Node) -> str:
     """What the user calls a tensor that a graph returns, quantized or not."""
     owner = node.graph.owning_module
     while node.op == "call_module" and owner is not None:
-        if not isinstance(owner.get_submodule(str(node.target)), DeployedQuantizer | KeepFloat):
+        if not isinstance(owner.get_submodule(str(node.target)), DeployedQuantizer | TableQuantizer | KeepFloat):
             break
         (node,) = node.all_input_nodes
     return node_name(node)
@@ -153,7 +153,7 @@ class _Deploying:
             return None
         spec = quantizer.spec
         shown = name or quantizer.label or known
-        return Site(known, shown, kind, str(spec), spec.format.signed, placed)
+        return Site(known, shown, kind, str(spec), spec.format.signed and quantizer.method.uniform, placed)
 
     def _deployed_layer(self, layer: Any, name: str) -> nn.Module:  # noqa: ANN401
         if not layer.weight_quantizer.enabled:
@@ -176,8 +176,8 @@ class _Deploying:
                 continue
             for name, quantizer in list(module._modules.items()):
                 if isinstance(quantizer, TensorQuantizer) and quantizer.enabled and id(quantizer) not in self.in_graphs:
-                    deployed = DeployedQuantizer(quantizer, self._site(quantizer, "activation"))
-                    module._modules[name] = _settled(module, deployed)
+                    settled = deployed(quantizer, self._site(quantizer, "activation"))
+                    module._modules[name] = _settled(module, settled)
 
     def _deploy_graph(self, model: CapturedModel, prefix: str) -> None:
         modules = dict(model.named_modules())
@@ -211,8 +211,8 @@ class _Deploying:
             node.target = self._call(model, prefix, node, ComputedWeightFunction(function, site), origin)
             return
         values: list[Any] = [None if n is None else Expression(model, n)() for n in (weight, bias)]
-        deployed = DeployedFunction(function, values[0], values[1], site)
-        target = self._call(model, prefix, node, deployed, origin)
+        stored = DeployedFunction(function, values[0], values[1], site)
+        target = self._call(model, prefix, node, stored, origin)
         node.target, node.args = target, (given["input"], *node.args[3:])
         node.kwargs = {k: v for k, v in node.kwargs.items() if k not in names}
 
@@ -257,7 +257,7 @@ class _Deploying:
         site = None if name is None else self._site(quantizer, "weight" if constant else "activation", name, True)
         if constant and quantizer.quantizes:
             return as_integers(attribute_of(model, str(source.target)), quantizer, site)  # pyrefly: ignore
-        return DeployedQuantizer(quantizer, site)
+        return deployed(quantizer, site)
 
 
 def _keep_what_is_read(model: CapturedModel, node: fx.Node) -> None:
@@ -271,13 +271,13 @@ def _keep_what_is_read(model: CapturedModel, node: fx.Node) -> None:
         node.target = f"{add_internal(model, READ, node.name, kept)}.{name}"
 
 
-def _settled(module: nn.Module, deployed: nn.Module) -> nn.Module:
+def _settled(module: nn.Module, part: nn.Module) -> nn.Module:
     """Keep onnxruntime from rewriting attention, which it gets wrong; seen with 1.31.
 
     It does not load a file in which a quantizer feeds a Transpose and something else, and rounds the inputs of a
     projection whose weight alone is quantized (MatMulNBits).
     """
-    return nn.Sequential(deployed, KeepFloat()) if isinstance(module, QuantMultiheadAttention) else deployed
+    return nn.Sequential(part, KeepFloat()) if isinstance(module, QuantMultiheadAttention) else part
 
 
 def _operator_name(node: fx.Node) -> str:

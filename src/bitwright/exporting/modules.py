@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from bitwright.exporting.parts import DeployedQuantizer, IntegerTensor, KeepFloat, Site, as_integers
+from bitwright.exporting.parts import IntegerTensor, KeepFloat, Site, TableTensor, as_integers, deployed
 from bitwright.nn.bias import round_bias, rounded_bias
 from bitwright.nn.functional import QuantFunction
 from bitwright.nn.products import deployed_function
@@ -65,15 +65,22 @@ class FloatLayer(_InPlaceOf):
 
 
 class StoredConstants(nn.Module):
-    """Gives an integer weight and a bias, in int32 where it has a scale, which each call may have another of."""
+    """Gives a stored weight and a bias, in int32 where it has a scale, which each call may have another of."""
 
-    def __init__(self, weight: IntegerTensor, bias: Tensor | None, scales: Sequence[Tensor | None]) -> None:
+    def __init__(
+        self, weight: IntegerTensor | TableTensor, bias: Tensor | None, scales: Sequence[Tensor | None]
+    ) -> None:
         super().__init__()
         self.weight, self.has_bias = weight, bias is not None
+        self.kept = KeepFloat() if isinstance(weight, TableTensor) else nn.Identity()
         self.register_buffer("float_bias", bias if None in scales else None)
         self.names = ["bias", *(f"bias_{call}" for call in range(1, len(scales)))]
         for name, scale in zip(self.names, scales, strict=True):
             self.add_module(name, nn.Identity() if bias is None or scale is None else _bias_as_integers(bias, scale))
+
+    def guard(self, x: Tensor) -> Tensor:
+        """The input of a layer; onnxruntime would quantize a weight of a table once more, unasked."""
+        return self.kept(x)
 
     def forward(self, call: int = 0) -> tuple[Tensor, Tensor | None]:
         """Weight and bias, dequantized."""
@@ -96,8 +103,8 @@ class DeployedLayer(_InPlaceOf):
         scales = [layer.bias_scale(call) for call in range(len(layer.calls))]
         self.stored = StoredConstants(as_integers(weight, layer.weight_quantizer, weight_site), bias, scales)
         own = layer.input_quantizer
-        self.own_quantizer = DeployedQuantizer(own, input_site) if isinstance(own, TensorQuantizer) else None
-        self.quantizers = nn.ModuleList(DeployedQuantizer(getattr(q, "quantizer", q)) for q in layer.calls)
+        self.own_quantizer = deployed(own, input_site) if isinstance(own, TensorQuantizer) else None
+        self.quantizers = nn.ModuleList(deployed(getattr(q, "quantizer", q)) for q in layer.calls)
 
     def forward(self, input: Tensor, *args: Any, call: int = 0, **kwargs: Any) -> Tensor:
         """Compute with the dequantized constants."""
@@ -106,7 +113,7 @@ class DeployedLayer(_InPlaceOf):
         arranged = layer.arrange(x)
         if arranged is not x:
             arranged = self.quantizers[call](arranged)  # values are on the grid; runtimes look for a quantizer here
-        return layer.compute(arranged, *self.stored(call), *args, **kwargs)
+        return layer.compute(self.stored.guard(arranged), *self.stored(call), *args, **kwargs)
 
     def extra_repr(self) -> str:
         """Show the layer's settings."""
@@ -124,7 +131,7 @@ class DeployedFunction(nn.Module):
 
     def forward(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Compute with the dequantized constants."""
-        return self.function(input, *self.stored(), *args, **kwargs)
+        return self.function(self.stored.guard(input), *self.stored(), *args, **kwargs)
 
     def extra_repr(self) -> str:
         """Name the function."""
@@ -137,7 +144,7 @@ class ComputedWeightFunction(nn.Module):
     def __init__(self, function: QuantFunction, site: Site | None) -> None:
         super().__init__()
         self.function = function.function
-        self.quantizer = DeployedQuantizer(function.weight_quantizer, site)
+        self.quantizer = deployed(function.weight_quantizer, site)
         self.register_buffer("bias_scale", function.bias_scale())
 
     def forward(self, input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any) -> Tensor:

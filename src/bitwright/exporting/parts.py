@@ -12,10 +12,12 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from bitwright.errors import ExportError
-from bitwright.numerics import dequantize, quantize_dequantize
+from bitwright.errors import ConfigError, ExportError
+from bitwright.exporting.tables import table
+from bitwright.numerics import dequantize, quantize_dequantize, wide
 from bitwright.numerics.fp8 import fp8_quantize_dequantize
 from bitwright.numerics.kernel_operator import LIBRARY
+from bitwright.numerics.views import broadcast
 from bitwright.quantizer import TensorQuantizer
 
 # The tag keeps the exporter from computing a part of a constant: what it computes is known to the format only.
@@ -92,15 +94,21 @@ class DeployedQuantizer(Part):
 
     def __init__(self, quantizer: TensorQuantizer, site: Site | None = None) -> None:
         super().__init__()
-        _check_uniform(quantizer)
         self.spec, self.axis, self.group = quantizer.spec, quantizer.method.axis, quantizer.method.group
         self.active, self.site = quantizer.quantizes, site
         if self.active:
             self.scale, self.zero_point = (p.detach().clone() for p in quantizer.qparams())
+        self.limits = quantizer.method.limits() if self.active else None
+
+    @property
+    def plain(self) -> bool:
+        """Whether it quantizes, and clips to nothing but the grid."""
+        return self.active and self.limits is None
 
     def constants(self) -> dict[str, Tensor]:
-        """Scale and zero point."""
-        return {"scale": self.scale, "zero_point": self.zero_point} if self.active else {}
+        """Scale and zero point, and the ends that values are clipped to before."""
+        ends = {} if self.limits is None else dict(zip(("low", "high"), self.limits, strict=True))
+        return {"scale": self.scale, "zero_point": self.zero_point, **ends} if self.active else {}
 
     def forward(self, x: Tensor) -> Tensor:
         """Quantize and dequantize."""
@@ -108,6 +116,7 @@ class DeployedQuantizer(Part):
 
     def compute(self, x: Tensor) -> Tensor:
         """Quantize and dequantize in torch."""
+        x = x if self.limits is None else x.clamp(*self.limits)
         if self.spec.format.floating:
             return fp8_quantize_dequantize(x, self.scale, self.spec.format.name, self.axis, self.group)
         limits = (self.spec.qmin, self.spec.qmax)
@@ -116,6 +125,40 @@ class DeployedQuantizer(Part):
     def extra_repr(self) -> str:
         """Show the spec."""
         return f"{self.spec}, axis {self.axis}, group {self.group}, {'on' if self.active else 'off'}"
+
+
+class TableQuantizer(Part):
+    """One place where a tensor is quantized to levels that are not evenly spaced.
+
+    Attributes:
+        axis: the axis that has a table for each channel, or None.
+        bounds: the lowest value of each level but the first, (levels - 1,) or (channels, levels - 1).
+        levels: the values of the levels, (levels,) or (channels, levels).
+    """
+
+    def __init__(self, quantizer: TensorQuantizer, site: Site | None = None) -> None:
+        super().__init__()
+        method = quantizer.method
+        if method.group is not None:
+            raise ExportError(f"the {_named(quantizer)} has a table of values for each group: no file can say that")
+        self.spec, self.axis, self.group, self.site = quantizer.spec, method.axis, None, site
+        self.bounds, self.levels = table(quantizer)
+
+    def constants(self) -> dict[str, Tensor]:
+        """Bounds and levels."""
+        return {"bounds": self.bounds, "levels": self.levels}
+
+    def compute(self, x: Tensor) -> Tensor:
+        """Find the level of each value."""
+        if self.axis is None:
+            return self.levels[torch.bucketize(wide(x).contiguous(), self.bounds, right=True)].to(x.dtype)
+        rows = wide(x).movedim(self.axis, 0)
+        places = torch.searchsorted(self.bounds, rows.flatten(1).contiguous(), right=True)
+        return self.levels.gather(1, places).reshape(rows.shape).movedim(0, self.axis).to(x.dtype)
+
+    def extra_repr(self) -> str:
+        """Show the spec."""
+        return f"{self.spec}, axis {self.axis}"
 
 
 class IntegerTensor(Part):
@@ -151,21 +194,71 @@ class IntegerTensor(Part):
         return f"axis {self.axis}, group {self.group}"
 
 
-def as_integers(weight: Tensor, quantizer: TensorQuantizer, site: Site | None = None) -> IntegerTensor:
+class TableTensor(Part):
+    """A constant stored as places in a table of values.
+
+    Attributes:
+        places: where each value's level is in the table.
+        levels: the table.
+        scale: what levels are multiples of.
+    """
+
+    def __init__(self, weight: Tensor, quantizer: TensorQuantizer, site: Site | None) -> None:
+        super().__init__()
+        method = quantizer.method
+        self.axis, self.group, self.site, self.dtype = method.axis, method.group, site, weight.dtype
+        self.places, self.levels = quantizer.integers(weight), method.levels()
+        self.scale = method.unit(*quantizer._known()).detach().clone()
+
+    def constants(self) -> dict[str, Tensor]:
+        """Places, levels and what these are multiples of."""
+        return {"integers": self.places, "levels": self.levels, "scale": self.scale}
+
+    def forward(self, x: Tensor | None = None) -> Tensor:
+        """The constant's values."""
+        if self.number is not None:
+            return torch.ops.bitwright.stored(self.number, list(self.places.shape), self.dtype)
+        return (self.levels[self.places.long()] * broadcast(self.scale, self.places, self.axis, self.group)).to(
+            self.dtype
+        )
+
+    def extra_repr(self) -> str:
+        """Show where scales lie."""
+        return f"{len(self.levels)} levels, axis {self.axis}, group {self.group}"
+
+
+def deployed(quantizer: TensorQuantizer, site: Site | None = None) -> Part:
+    """What quantizes a computed tensor as a quantizer does."""
+    kind = TableQuantizer if quantizer.quantizes and _has_table(quantizer) else DeployedQuantizer
+    return kind(quantizer, site)
+
+
+def as_integers(weight: Tensor, quantizer: TensorQuantizer, site: Site | None = None) -> "IntegerTensor | TableTensor":
     """Store a constant in the integers its quantizer gives it."""
-    _check_uniform(quantizer)
+    weight = weight.detach()
+    if _has_table(quantizer):
+        return TableTensor(weight, quantizer, site)
     method = quantizer.method
     scale, zero_point = (p.detach().clone() for p in quantizer.qparams())
-    places = (method.axis, method.group, site, weight.dtype)
-    return IntegerTensor(quantizer.integers(weight.detach()), scale, zero_point, *places)
+    return IntegerTensor(quantizer.integers(weight), scale, zero_point, method.axis, method.group, site, weight.dtype)
 
 
-def _check_uniform(quantizer: TensorQuantizer) -> None:
-    if not quantizer.uniform and not quantizer.spec.format.floating:
-        raise ExportError(
-            f"the method {quantizer.method_name!r} of the {quantizer.label or 'tensor'} has no uniform grid, and "
-            "ONNX knows no other; train with it, then export with a uniform method"
-        )
+def _has_table(quantizer: TensorQuantizer) -> bool:
+    """Whether a table of values says what a quantizer does; raise where no file can."""
+    if quantizer.uniform or quantizer.spec.format.floating:
+        return False
+    if quantizer.axes or quantizer.pre_quant_scale is not None:
+        what = "keeps ranges along several axes" if quantizer.axes else "multiplies before it rounds (pre_quant_scale)"
+        raise ExportError(f"the {_named(quantizer)} {what}: no file can say that")
+    try:
+        quantizer.method.levels()
+    except ConfigError as error:
+        raise ExportError(f"the {_named(quantizer)} has no uniform grid, and no table: {error}") from error
+    return True
+
+
+def _named(quantizer: TensorQuantizer) -> str:
+    return f"quantizer of {quantizer.label or 'a tensor'} ({quantizer.method_name})"
 
 
 def parts_of(model: nn.Module) -> Iterator[tuple[str, Part]]:

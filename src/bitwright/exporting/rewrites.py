@@ -6,7 +6,7 @@ import torch
 from torch import fx, nn
 
 from bitwright.exporting.modules import DeployedFunction
-from bitwright.exporting.parts import KeepFloat
+from bitwright.exporting.parts import IntegerTensor, KeepFloat
 from bitwright.graph import CapturedModel
 from bitwright.graph.facts import copy_facts, facts, set_facts, shape_of
 from bitwright.graph.names import add_internal
@@ -35,7 +35,7 @@ def drop_redundant_activations(model: CapturedModel, modules: Modules) -> None:
 
 def _saturates(quantizer: TensorQuantizer, limits: tuple[float | None, float | None]) -> bool:
     """Whether a quantizer's range ends within the limits, so that clamping to them changes nothing."""
-    if quantizer.scale.ndim:
+    if quantizer.scale.ndim or not quantizer.uniform:
         return False
     scale, zero_point = (p.item() for p in quantizer.qparams())
     spec = quantizer.spec
@@ -54,7 +54,8 @@ def requantize_carried(model: CapturedModel, modules: Modules) -> None:
     for node in list(model.graph.nodes):
         quantizer = _module(node, modules)
         if isinstance(quantizer, TensorQuantizer):
-            if quantizer.method.axis is None:  # scales of channels may not fit the shape that comes out
+            method = quantizer.method
+            if method.axis is None and method.uniform:  # scales of channels may not fit the shape that comes out
                 carried[node] = str(node.target)
             continue
         operator = operator_of(node, modules)
@@ -148,7 +149,8 @@ def _scaled_twice(node: fx.Node, modules: Modules) -> bool:
     if len(node.users) < 2:
         return False
     if isinstance(module, DeployedFunction):
-        return module.stored.weight.integers.ndim > 2 and not module.stored.has_bias
+        weight = module.stored.weight
+        return isinstance(weight, IntegerTensor) and weight.integers.ndim > 2 and not module.stored.has_bias
     if not isinstance(module, QuantLayer) or isinstance(module, QuantFunction):
         return False
     weight, bias = module.folded_weight()

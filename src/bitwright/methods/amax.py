@@ -44,9 +44,13 @@ class AmaxFakeQuantize(FixedFakeQuantize):
 
     @property
     def uniform(self) -> bool:  # pyrefly: ignore
-        """Whether a file can say all that is done."""
+        """Whether results lie on the grid."""
+        return self.rounds and not self.real and super().uniform
+
+    def limits(self) -> tuple[Tensor, Tensor] | None:
+        """The learned ends, where they are not those of the grid."""
         even = not self.has_range or bool(-self.clip_value_min == self.clip_value_max)
-        return even and self.rounds and not self.real and super().uniform
+        return None if even else (self.clip_value_min.detach(), self.clip_value_max.detach())
 
     def start(self, scale: Tensor, zero_point: Tensor) -> None:
         if self.has_range and scale.numel():

@@ -101,6 +101,10 @@ class APoTFakeQuantize(NonUniformMethod):
             self.start(scale, zero_point)
         return self.alpha.abs() + TINY
 
+    def levels(self) -> Tensor:
+        """Sums of powers of two up to 1."""
+        return self.both_signs(self.table.unique())
+
     def forward(self, x: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor:
         if self.weight_norm:
             x = (x - x.mean()) / (x.std() + 1e-5)

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from bitwright.errors import ConfigError
-from bitwright.numerics import quantize
+from bitwright.numerics import dequantize, quantize, wide
+from bitwright.numerics.views import broadcast
 from bitwright.registry import Registry
 from bitwright.spec import PerGroup, PerTensor, QuantSpec
 
@@ -32,7 +33,8 @@ class Method(nn.Module):
 
     A method that learns something makes its Parameters in :meth:`start`, from the scale and zero point that the
     observer has found. A method with a scale of its own says so in :meth:`qparams`, and one that moves values before it
-    rounds them in :meth:`integers`; export, verify and the bias of the layer ask these.
+    rounds them in :meth:`integers`; export, verify and the bias of the layer ask these. One whose levels are not evenly
+    spaced says them in :meth:`levels` and :meth:`unit`: a file then has a table of them, and integers are places in it.
 
     Attributes:
         uniform: whether results lie on the grid ``(q - zero_point) * scale``, so that they can be stored as integers.
@@ -90,9 +92,30 @@ class Method(nn.Module):
         """The integers that ``x`` is stored as, given the calibrated scale and zero point."""
         spec = self.spec
         if not self.uniform:
-            raise ConfigError(f"{type(self).__name__} has levels that are not evenly spaced: they are no {spec.format}")
+            levels, unit = self.levels(), broadcast(self.unit(scale, zero_point), x, self.axis, self.group)
+            multiples = wide(self.forward(x, scale, zero_point)) / unit
+            return torch.bucketize(multiples.contiguous(), (levels[1:] + levels[:-1]) / 2).to(torch.uint8)
         params = self.qparams(scale, zero_point)
         return quantize(x, *params, spec.qmin, spec.qmax, self.axis, self.group, dtype=spec.format.storage)
+
+    def values(self, integers: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor:
+        """What :meth:`integers` stand for, given the calibrated scale and zero point."""
+        if self.uniform or self.spec.format.floating:
+            return dequantize(integers, *self.qparams(scale, zero_point), self.axis, self.group)
+        unit = broadcast(self.unit(scale, zero_point), integers, self.axis, self.group)
+        return self.levels()[integers.long()] * unit
+
+    def levels(self) -> Tensor:
+        """The values that results can have, sorted, at most 256, as multiples of :meth:`unit`, if it is not uniform."""
+        raise ConfigError(f"{type(self).__name__} does not say which levels it has: write levels() and unit()")
+
+    def unit(self, scale: Tensor, zero_point: Tensor) -> Tensor:
+        """What levels are multiples of, given the calibrated scale and zero point."""
+        return self.qparams(scale, zero_point)[0]
+
+    def limits(self) -> tuple[Tensor, Tensor] | None:
+        """The ends that values are clipped to before they are rounded, if they are."""
+        return None
 
     def forward(self, x: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor:
         """Quantize and dequantize ``x``, given the calibrated scale and zero point."""

@@ -9,8 +9,8 @@
 with m = max|tanh(x)| = tanh(max|x|) over the values that share a step, attained by k of them. Rounding counts as the
 identity; the second term is what goes through the maximum.
 
-The paper's weights lie at odd multiples of 1/n, between integers: they are not stored as integers. ``normalize`` rounds
-t to the spec's own integers instead, as Sparsebit and MQBench do: that can be exported.
+The paper's weights lie at odd multiples of 1/n, between integers: a file has a table of them. ``normalize`` rounds t to
+the spec's own integers instead, as Sparsebit and MQBench do.
 """
 
 import torch
@@ -102,6 +102,11 @@ class DoReFaFakeQuantize(Method):
         if self.role == "weight" and not self.normalize:
             return one * (2.0 / (2**self.spec.bits - 1)), torch.zeros_like(zero_point)
         return scale_and_zero_point(-one if self.role == "weight" else torch.zeros_like(one), one, self.spec)
+
+    def levels(self) -> Tensor:
+        """Half of the odd numbers from -n to n, for the paper's weights."""
+        n = 2**self.spec.bits - 1
+        return torch.arange(n + 1, dtype=torch.float32) - n / 2
 
     def integers(self, x: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor:
         if self.role == "weight" and self.uniform:

@@ -17,6 +17,11 @@ class NonUniformMethod(Method):
             f"{type(self).__name__} must say how far it reaches: write largest(scale, zero_point)"
         )
 
+    def unit(self, scale: Tensor, zero_point: Tensor) -> Tensor:
+        """The magnitude of the largest level."""
+        with torch.no_grad():
+            return self.largest(scale, zero_point).float()
+
     def reach(self, scale: Tensor, zero_point: Tensor) -> Tensor:
         """The largest magnitude of the calibrated range."""
         spec = self.spec
@@ -27,5 +32,10 @@ class NonUniformMethod(Method):
 
     def qparams(self, scale: Tensor, zero_point: Tensor) -> tuple[Tensor, Tensor]:
         """A scale that spans the levels; they are not multiples of it."""
-        with torch.no_grad():
-            return self.largest(scale, zero_point).float() / self.spec.qmax, torch.zeros_like(zero_point)
+        return self.unit(scale, zero_point) / self.spec.qmax, torch.zeros_like(zero_point)
+
+    def both_signs(self, magnitudes: Tensor, negative: Tensor | None = None) -> Tensor:
+        """Levels of magnitudes from 0, and of the ``negative`` ones (the same if None) where the spec is signed."""
+        if not self.spec.format.signed:
+            return magnitudes
+        return torch.cat([-(magnitudes[1:] if negative is None else negative).flip(0), magnitudes])

@@ -35,19 +35,19 @@ class TqtFakeQuantize(ClippedMethod):
     def __init__(self, spec: QuantSpec, use_grad_scaling: bool = False) -> None:
         need_symmetric(self, spec)
         super().__init__(spec, use_grad_scaling)
-        self.levels = spec.bits - int(spec.format.signed)  # log2 of the levels on one side
+        self.magnitude_bits = spec.bits - int(spec.format.signed)  # log2 of the levels on one side
         self.register_parameter("log2_threshold", None)
 
     def start(self, scale: Tensor, zero_point: Tensor) -> None:
         """Begin from the calibrated scale; the next power of two covers its range."""
-        self.learn("log2_threshold", torch.log2(scale.float()) + self.levels)
+        self.learn("log2_threshold", torch.log2(scale.float()) + self.magnitude_bits)
 
     def grid(self, zero_point: Tensor) -> Grid:
         """Ends are qmin·s and qmax·s; s is a function of log2 t."""
         log2 = self.log2_threshold
         whole = torch.ceil(log2.detach()).clamp(_LOWEST, _HIGHEST)
-        step = torch.exp2(log2 + (whole - log2).detach() - self.levels)
+        step = torch.exp2(log2 + (whole - log2).detach() - self.magnitude_bits)
         # exp2 of a whole number must be that power exactly, wherever it runs
-        exact = torch.ldexp(torch.ones_like(whole), (whole - self.levels).to(torch.int32))
+        exact = torch.ldexp(torch.ones_like(whole), (whole - self.magnitude_bits).to(torch.int32))
         step = step + (exact - step).detach()
         return Grid(step, step * self.spec.qmin, step * self.spec.qmax, torch.zeros_like(zero_point))

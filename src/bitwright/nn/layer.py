@@ -102,6 +102,8 @@ class QuantLayer(TakesDescriptors, QuantMixin):
         source = self.calls[call]
         if not self.quantize_bias or not source.quantizes or self.weight_quantizer.spec.bits > 8:
             return None
+        if not (source.method.uniform and self.weight_quantizer.method.uniform):
+            return None  # products are no multiples of a step
         if not (source.calibrated and self.weight_quantizer.calibrated):
             return None  # ranges are found on the fly: the bias stays float
         scale, step = self.weight_quantizer.qparams()[0].detach(), source.qparams()[0].detach()

@@ -189,9 +189,13 @@ class TensorQuantizer(AmaxViews):
         """The integers that ``x`` is stored as."""
         return self.method.integers(x, *self._params(x))
 
+    def values(self, integers: Tensor) -> Tensor:
+        """What integers stand for."""
+        return self.method.values(integers, *self._known())
+
     @property
     def uniform(self) -> bool:
-        """Whether a file can say what it does: one uniform grid, and nothing else."""
+        """Whether it rounds to one uniform grid, and does nothing else."""
         return self.method.uniform and not self.axes and self.pre_quant_scale is None
 
     @property

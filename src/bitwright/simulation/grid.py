@@ -31,7 +31,7 @@ class Grid:
         if isinstance(part, IntegerTensor):
             shift = 0 if part.integers.dtype is torch.uint8 else None
         else:
-            shift = _shift(part.spec) if isinstance(part, DeployedQuantizer) and part.active else None
+            shift = _shift(part.spec) if isinstance(part, DeployedQuantizer) and part.plain else None
         if shift is None or not isinstance(part, DeployedQuantizer | IntegerTensor) or part.scale.ndim:
             return None
         return cls(part.scale.float(), part.zero_point.float() + shift)

@@ -41,9 +41,9 @@ def _not_a_pair(node: fx.Node, module: nn.Module) -> str:
 
 def _not_a_layer(node: fx.Node, module: nn.Module) -> str:
     """Why a layer is not computed in integers."""
-    if not isinstance(module, DeployedLayer | DeployedFunction):
+    weight = module.stored.weight if isinstance(module, DeployedLayer | DeployedFunction) else None
+    if not isinstance(module, DeployedLayer | DeployedFunction) or not isinstance(weight, IntegerTensor):
         return "its weight is not stored in integers"
-    weight: IntegerTensor = module.stored.weight
     if weight.group is not None or weight.integers.dtype not in (torch.int8, torch.uint8):
         return "onnxruntime multiplies weights of 8 bits, with one scale or one per output channel"
     if module.stored.has_bias and not isinstance(_bias(module, node.kwargs.get("call", 0)), IntegerTensor):

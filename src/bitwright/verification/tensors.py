@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from bitwright.exporting import ExportedTensor
-from bitwright.numerics import dequantize
 from bitwright.quantizer import TensorQuantizer, quantizers
 from bitwright.verification.proof import TensorCheck
 
@@ -142,8 +141,7 @@ class TensorTally:
         found = self._tally(check, entry, quantizer, quantizer.integers(x), theirs)
         if found is None:
             return None
-        method = quantizer.method
-        return dequantize(found, *quantizer.qparams(), method.axis, method.group).to(x.dtype)
+        return quantizer.values(found).to(x.dtype)
 
     def _tally(
         self,

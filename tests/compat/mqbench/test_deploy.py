@@ -85,7 +85,7 @@ def test_quantization_aware_training(tmp_path):
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
 
 
-TARGETS = ["Tensorrt", "PPLW8A16", "Vitis", "ONNX_QNN", "OPENVINO", "Academic_NLP"]
+TARGETS = ["Tensorrt", "PPLW8A16", "Vitis", "ONNX_QNN", "OPENVINO", "NNIE", "Academic_NLP"]
 
 
 @pytest.mark.parametrize("backend", [BackendType[name] for name in TARGETS])
@@ -133,6 +133,26 @@ def test_methods_with_an_even_grid_export_as_integers(method, tmp_path):
     enable_quantization(model)
     path = convert_deploy(model, BackendType.Academic, dummy_input=x, output_path=tmp_path)
     assert close(run(path, x), model(x))
+
+
+@pytest.mark.parametrize("method", ["NNIEFakeQuantize", "APoTFakeQuantize"])
+def test_methods_with_another_grid_export_as_tables(method, tmp_path):
+    schemes = {
+        "w_qscheme": {"bit": 4, "symmetry": True, "per_channel": True},
+        "a_qscheme": {"bit": 5, "symmetry": True},
+    }
+    qconfig = {"w_fakequantize": method, "a_fakequantize": method, **schemes}
+    model = prepare_by_platform(Small().eval(), BackendType.Academic, {"extra_qconfig_dict": qconfig})
+    x = data(1)[0][0]
+    enable_calibration(model)
+    model(x)
+    enable_quantization(model)
+    model.train()
+    F.cross_entropy(model(x), torch.zeros(8, dtype=torch.long)).backward()
+    assert model.get_submodule("conv").weight.grad.abs().max() > 0
+    model.eval()
+    path = convert_deploy(model, BackendType.Academic, dummy_input=x, output_path=tmp_path)
+    assert np.abs(run(path, x) - model(x).detach().numpy()).max() <= 1e-5
 
 
 def test_profiling_names_the_worst_layer_first():

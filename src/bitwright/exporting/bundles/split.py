@@ -67,7 +67,10 @@ class _Splitting:
         return self.ranges
 
     def _refuse_what_is_inside(self) -> None:
-        """Branches and loops with quantizers of their own, and integers that something else reads."""
+        """Tables of values, branches and loops with quantizers of their own, and integers that something else reads."""
+        for tensor in self.specs:
+            if all(n.op_type not in _PAIR for n in (*self.readers.get(tensor, []), self.makers.get(tensor)) if n):
+                raise ExportError(f"{tensor} are places in a table of values: a file of ranges has no place for that")
         for node in self.graph.node:
             if any(inner.op_type in _PAIR for inner in inner_nodes(node)):
                 raise ExportError(f"{node.name} has quantizers in a branch or loop, which no file of ranges names")

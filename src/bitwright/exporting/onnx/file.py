@@ -132,15 +132,16 @@ class OnnxFile(LoadedFile):
         """
         twin = onnx.ModelProto()
         twin.CopyFrom(self.proto)
-        _Unquantizing(twin.graph).run()
+        _Unquantizing(twin.graph, self.record).run()
         return OnnxFile(self.path, twin, None)
 
 
 class _Unquantizing:
     """The work of taking the quantizers out of a graph."""
 
-    def __init__(self, graph: onnx.GraphProto) -> None:
+    def __init__(self, graph: onnx.GraphProto, record: ExportRecord | None) -> None:
         self.graph = graph
+        self.places = {t.tensor for t in record.tensors} if record is not None else set()
         self.values = {i.name: numpy_helper.to_array(i) for i in graph.initializer}
         self.outputs = {o.name for o in graph.output}
         self.makers = {name: n.op_type for n in graph.node for name in n.output}
@@ -150,19 +151,43 @@ class _Unquantizing:
 
     def run(self) -> None:
         graph = self.graph
+        self._skip_tables()
         for node in graph.node:
             for i, name in enumerate(node.input):
                 node.input[i] = self.renamed.get(name, name)
             {"QuantizeLinear": self._skip_quantize, "DequantizeLinear": self._skip_dequantize}.get(
                 node.op_type, self.kept.append
             )(node)
+        used = set(self.outputs)
+        for node in reversed(self.kept):
+            if used.intersection(node.output):
+                used.update(node.input)
+        self.kept = [node for node in self.kept if used.intersection(node.output)]
         del graph.node[:]
         graph.node.extend(self.kept)
-        used = {name for node in self.kept for name in node.input}
         initializers = [i for i in graph.initializer if i.name in used]
         initializers += [numpy_helper.from_array(v, n) for n, v in self.floats.items() if n in used]
         del graph.initializer[:], graph.value_info[:]
         graph.initializer.extend(initializers)
+
+    def _skip_tables(self) -> None:
+        """Take tables of values out: what looks a level up gives the value itself."""
+        makers = {name: node for node in self.graph.node for name in node.output}
+        for node in [n for n in self.graph.node if n.op_type == "Gather" and n.input[1] in makers]:
+            place = makers[node.input[1]]
+            if place.op_type == "Add":  # a table for each channel
+                place = makers.get(place.input[0], place)
+            if place.op_type == "Cast" and place.input[0] in self.places:  # a constant, times its scale
+                (reader,) = (n for n in self.graph.node if node.output[0] in n.input)
+                levels = self.values[node.input[0]][self.values[place.input[0]]]
+                self.floats[reader.output[0]] = levels * self.values[reader.input[1]]
+                reader.output[0] = f"{reader.output[0]}/table"
+            elif place.op_type == "Where" and place.output[0] in self.places:
+                source = makers[place.input[0]].input[0]
+                if node.output[0] in self.outputs:
+                    self.kept.append(onnx.helper.make_node("Identity", [source], [node.output[0]], name=node.name))
+                self.renamed[node.output[0]] = source
+                node.output[0] = f"{node.output[0]}/table"
 
     def _skip_quantize(self, node: onnx.NodeProto) -> None:
         source = node.input[0]

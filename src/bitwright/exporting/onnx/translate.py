@@ -6,13 +6,15 @@ from typing import Any
 import onnx_ir as ir
 import onnxscript
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import bitwright.numerics.pooling  # noqa: F401  (defines the operator)
 from bitwright.exporting.onnx.operators import operator_translations
-from bitwright.exporting.parts import DeployedQuantizer, Part, parts_of
+from bitwright.exporting.parts import DeployedQuantizer, Part, TableQuantizer, TableTensor, parts_of
 
 PART = "bitwright.part"  # in the metadata of a node, while the file is made: the number of the part that it ends
+KEPT = "bitwright.kept"  # in the same place: the node is not computed beforehand
 
 # The integer types that tensors are quantized to: (lowest, highest) -> type. onnxruntime 1.31 refuses convolutions of
 # tensors of four bits, which ONNX has, too: they are clipped, and stored in bytes.
@@ -44,11 +46,11 @@ def translations(opset: int, twin: nn.Module) -> dict[Callable[..., Any], Callab
 
     def part(x: Any, number: int) -> Any:  # noqa: ANN401
         single = x if x.dtype in (None, ir.DataType.FLOAT) else op.Cast(x, to=ir.DataType.FLOAT)
-        value = _note(writers[number].computed(single), number)
+        value = writers[number].computed(single)
         return value if single is x else op.Cast(value, to=x.dtype)
 
     def stored(number: int, shape: Any, dtype: Any) -> Any:  # noqa: ANN401
-        value, kind = _note(writers[number].stored(), number), writers[number].kind
+        value, kind = writers[number].stored(), writers[number].kind
         return value if kind == ir.DataType.FLOAT else op.Cast(value, to=kind)
 
     def global_average_pool(x: Any) -> Any:  # noqa: ANN401
@@ -60,11 +62,6 @@ def translations(opset: int, twin: nn.Module) -> dict[Callable[..., Any], Callab
         torch.ops.bitwright.stored.default: stored,
         torch.ops.bitwright.global_average_pool.default: global_average_pool,
     }
-
-
-def _note(value: Any, number: int) -> Any:  # noqa: ANN401
-    value.producer().metadata_props[PART] = str(number)
-    return value
 
 
 class _Writer:
@@ -88,6 +85,8 @@ class _Writer:
     def computed(self, x: Any) -> Any:  # noqa: ANN401
         """Write what changes a tensor."""
         part = self.part
+        if isinstance(part, TableQuantizer):
+            return self._table_quantizer(x, part)
         if not isinstance(part, DeployedQuantizer):
             return self.op.Max(x, self._constant("lowest", _LOWEST))
         return self._float_quantizer(x, part) if part.spec.format.floating else self._quantizer(x, part)
@@ -96,14 +95,17 @@ class _Writer:
         """Quantize and dequantize; a range narrower than the type's is clipped first."""
         spec = part.spec
         kind, exact = storage_type(spec.qmin, spec.qmax)
-        if not exact:
+        if part.limits is not None:
+            x = self.op.Clip(x, *(self._constant(k, end) for k, end in zip(("low", "high"), part.limits, strict=True)))
+        elif not exact:
             ends = ((q - part.zero_point.float()) * part.scale for q in (spec.qmin, spec.qmax))
             low, high = (_along(end, part, len(x.shape)) for end in ends)
             limits = self._constant("low", low), self._constant("high", high)
             x = self.op.Clip(x, *limits) if part.axis is None else self.op.Min(self.op.Max(x, limits[0]), limits[1])
         scale, point = self._constant("scale", part.scale), self._constant("zero_point", part.zero_point, kind)
         places = _places(part)
-        return self.op.DequantizeLinear(self.op.QuantizeLinear(x, scale, point, **places), scale, point, **places)
+        q = self.op.QuantizeLinear(x, scale, point, **places)
+        return self._noted(self.op.DequantizeLinear(q, scale, point, **places))
 
     def _float_quantizer(self, x: Any, part: DeployedQuantizer) -> Any:  # noqa: ANN401
         """Round to fp8 and back, saturating.
@@ -114,16 +116,50 @@ class _Writer:
         scale, places = self._constant("scale", part.scale), _places(part)
         kind = _FP8_TYPES[part.spec.format.name]
         q = self.op.QuantizeLinear(x, scale, output_dtype=kind, saturate=1, **places)
-        return self.op.DequantizeLinear(q, scale, **places)
+        return self._noted(self.op.DequantizeLinear(q, scale, **places))
+
+    def _table_quantizer(self, x: Any, part: TableQuantizer) -> Any:  # noqa: ANN401
+        """Search the place of each value among the bounds, halving, and look its level up."""
+        steps = (part.levels.shape[-1] - 1).bit_length()
+        size = 1 << steps
+        missing = (1, size - part.levels.shape[-1])  # the first level has no bound; NaN is no bound of anything
+        bounds = self._constant("bounds", F.pad(part.bounds, missing, value=torch.nan).reshape(-1))
+        levels = self._constant("levels", F.pad(part.levels, (0, missing[1])).reshape(-1))
+        table = None  # where that of a channel begins
+        if part.axis is not None:
+            begins = torch.arange(len(part.levels), dtype=torch.int32) * size
+            table = self._constant("tables", _along(begins, part, len(x.shape)))
+        place = self._constant("first", torch.zeros((), dtype=torch.int32))
+        for step in reversed(range(steps)):
+            higher = self.op.Add(place, self._constant(f"step_{step}", torch.tensor(1 << step, dtype=torch.int32)))
+            bound = self.op.Gather(bounds, higher if table is None else self.op.Add(higher, table))
+            place = self.op.Where(self.op.GreaterOrEqual(x, bound), higher, place)
+        self._noted(place)
+        return self.op.Gather(levels, place if table is None else self.op.Add(place, table))
+
+    def _stored_table(self, part: TableTensor) -> Any:  # noqa: ANN401
+        """Look up the levels of a stored constant."""
+        places = self._noted(self.op.Cast(self._constant("places", part.places), to=ir.DataType.INT32))
+        levels = self.op.Gather(self._constant("levels", part.levels), places)
+        _kept(places, levels)
+        scale = self._constant("scale", _along(part.scale, part, part.places.ndim))
+        return _kept(self.op.Mul(levels, scale))
 
     def stored(self) -> Any:  # noqa: ANN401
         """Dequantize a stored constant; weights name their zero point (0), which onnxruntime's integer Gemm needs."""
         part: Any = self.part
+        if isinstance(part, TableTensor):
+            return self._stored_table(part)
         q, scale = self._constant("integers", part.integers), self._constant("scale", part.scale)
         if q.dtype == ir.DataType.INT32 or q.dtype in _FP8_TYPES.values():
-            return self.op.DequantizeLinear(q, scale, **_places(part))
+            return self._noted(self.op.DequantizeLinear(q, scale, **_places(part)))
         point = self._constant("zero_point", part.zero_point, q.dtype)
-        return self.op.DequantizeLinear(q, scale, point, **_places(part))
+        return self._noted(self.op.DequantizeLinear(q, scale, point, **_places(part)))
+
+    def _noted(self, value: Any) -> Any:  # noqa: ANN401
+        """Note that the node of a value takes in the integers of the part, or gives them out (Where)."""
+        value.producer().metadata_props[PART] = str(self.part.number)
+        return value
 
     def _constant(self, key: str, tensor: Tensor, kind: ir.DataType | None = None) -> Any:  # noqa: ANN401
         """A constant under a name that says what it is; there once, however often the part is called."""
@@ -137,7 +173,14 @@ class _Writer:
         return self.made.setdefault(key, value)
 
 
-def _along(limit: Tensor, part: DeployedQuantizer, rank: int) -> Tensor:
+def _kept(*values: Any) -> Any:  # noqa: ANN401
+    """Keep the nodes of values from being computed beforehand: what is stored shall stay small."""
+    for value in values:
+        value.producer().metadata_props[KEPT] = ""
+    return values[-1]
+
+
+def _along(limit: Tensor, part: Any, rank: int) -> Tensor:  # noqa: ANN401
     """A limit for each channel or group, in a shape that broadcasts against a tensor of that rank."""
     if part.axis is None:
         return limit

@@ -15,7 +15,7 @@ from onnxscript.rewriter import RewritePass
 from onnxscript.rewriter.rules import common as rules
 
 from bitwright.errors import ExportError
-from bitwright.exporting.onnx.translate import PART
+from bitwright.exporting.onnx.translate import KEPT, PART
 from bitwright.exporting.parts import Part, Site
 from bitwright.exporting.record import CONSTANT, NOT_CALLED, UNREAD, ExportedTensor
 
@@ -77,7 +77,7 @@ def optimize(model: Any, parts: list[Part]) -> list[Witness]:  # noqa: ANN401
 def _simplify(model: Any) -> None:  # noqa: ANN401
     """Fold constants and remove what does nothing, until nothing changes or twice."""
     for _ in range(2):
-        changed = fold_constants_ir(model, onnx_shape_inference=True).modified
+        changed = fold_constants_ir(model, onnx_shape_inference=True, should_fold=_may_be_folded).modified
         changed |= RewritePass(_RULES)(model).modified
         changed |= passes.RemoveUnusedNodesPass()(model).modified
         if not changed:
@@ -90,6 +90,10 @@ def _simplify(model: Any) -> None:  # noqa: ANN401
     passes.RemoveUnusedOpsetsPass()(model)
     passes.OutputFixPass()(model)
     passes.NameFixPass()(model)
+
+
+def _may_be_folded(node: Any) -> bool | None:  # noqa: ANN401
+    return False if KEPT in node.metadata_props else None
 
 
 def _add(model: Any, parts: list[Part]) -> list[Witness]:  # noqa: ANN401
@@ -105,7 +109,8 @@ def _add(model: Any, parts: list[Part]) -> list[Witness]:  # noqa: ANN401
             continue  # a layer that is called again: its weight is the same
         witness = Witness(site, calls[site.quantizer])
         calls[site.quantizer] += 1
-        reader = ir.node("Witness", [node.inputs[0]], {"number": len(witnesses)}, domain=_DOMAIN)
+        integers = node.outputs[0] if node.op_type == "Where" else node.inputs[0]
+        reader = ir.node("Witness", [integers], {"number": len(witnesses)}, domain=_DOMAIN)
         reader.outputs[0].name = f"{_DOMAIN}.{len(witnesses)}"
         model.graph.append(reader)
         model.graph.outputs.append(reader.outputs[0])
@@ -118,7 +123,7 @@ def _settle(witness: Witness, value: Any) -> None:  # noqa: ANN401
     producer = value.producer()
     if witness.site.kind == "weight":
         witness.value = value
-    elif producer is None or producer.op_type != "QuantizeLinear":
+    elif producer is None or producer.op_type not in ("QuantizeLinear", "Where"):
         witness.reason = CONSTANT
     else:
         witness.value = value
