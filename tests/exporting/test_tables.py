@@ -153,7 +153,7 @@ def test_the_float_twin_has_no_tables(tmp_path):
     twin = OnnxFile.read(file.path).float_twin()
     kinds = Counter(node.op_type for node in twin.proto.graph.node)
     assert not OPERATORS_OF_TABLES & set(kinds)
-    got = onnxruntime.InferenceSession(twin.content()).run(None, {"x": x.numpy()})[0]
+    got = onnxruntime.InferenceSession(twin.proto.SerializeToString()).run(None, {"x": x.numpy()})[0]
     for quantizer in bw.quantizer.quantizers(model).values():
         if "weight" not in quantizer.label:
             quantizer.disable()
