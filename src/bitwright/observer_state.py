@@ -107,6 +107,13 @@ def join(ranks: Ranks, model: nn.Module, seeing: Mapping[str, TensorQuantizer], 
         ranks.agree(f"the {what}", digest)
     if not uneven:
         ranks.agree("the number of batches", str(batches), "give each the same number, or say uneven=True")
+    merge_over_ranks(ranks, seeing)
+
+
+def merge_over_ranks(ranks: Ranks, seeing: Mapping[str, TensorQuantizer]) -> None:
+    """Do as :func:`join` does, for models that are known to be the same."""
+    if ranks.alone:
+        return
     first, *others = ranks.gather_tensors(state_of(seeing))
     twins = copy.deepcopy(dict(seeing))
     load_state(seeing, first)

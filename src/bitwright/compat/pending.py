@@ -130,11 +130,15 @@ def is_pending(model: nn.Module) -> bool:
 
 
 def when_prepared(model: nn.Module, action: Action) -> None:
-    """Do something with a prepared model: now, and again should it be prepared again at its first call."""
-    first = model.__dict__.get(WAITING) or model.__dict__.get("forward")
-    if isinstance(first, _FirstCall):
-        first.then.append(action)
-    if not is_pending(model):
+    """Do something with a prepared model, or with those inside one that wraps them, as DistributedDataParallel does.
+
+    It is done now, and again should a model be prepared, or prepared again, at its first call.
+    """
+    calls = [module.__dict__.get(WAITING) or module.__dict__.get("forward") for module in model.modules()]
+    waiting = [call for call in calls if isinstance(call, _FirstCall)]
+    for call in waiting:
+        call.then.append(action)
+    if quantizers(model) or not any(is_pending(call.model) for call in waiting):
         action(model)
 
 

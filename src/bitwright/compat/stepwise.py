@@ -7,8 +7,10 @@ import torch
 from torch import nn
 
 from bitwright.calibration import make_room_for_bias
+from bitwright.distributed import all_ranks
 from bitwright.errors import ConfigError
 from bitwright.nn.weight_sites import WeightSite, weight_sites
+from bitwright.observer_state import merge_over_ranks
 from bitwright.quantizer import Mode, TensorQuantizer, quantizers
 from bitwright.torch_internals import remove_pre_hook
 
@@ -55,8 +57,12 @@ def follow(chosen: Iterable[TensorQuantizer]) -> None:
 
 
 def fix_ranges(model: nn.Module) -> None:
-    """Turn what was observed into ranges."""
+    """Turn what was observed into ranges, under ``torchrun`` what all ranks have observed."""
     with torch.no_grad():
+        seen = {name: q for name, q in quantizers(model).items() if q.observer.batches}
+        if seen:
+            with all_ranks() as ranks:
+                merge_over_ranks(ranks, seen)
         for site in _sites(model):
             if site.quantizer.__dict__.pop(_AWAITING, False):
                 site.quantizer.observer.reset()

@@ -233,20 +233,6 @@ def test_where_no_inputs_are_found_nothing_is_lost_silently():
     assert len(list(waiting.parameters())) > len(list(model.parameters()))
 
 
-def test_distributed_data_parallel_takes_it_before_its_first_call(model, x, tmp_path):
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
-    try:
-        made = prepare_by_platform(model, "Tensorrt")
-        parallel = torch.nn.parallel.DistributedDataParallel(made)
-        enable_calibration(made)
-        parallel(x)
-        enable_quantization(made)
-        parallel(x).square().sum().backward()
-        assert made.fc.weight_quantizer.method.scale.grad.abs().sum() > 0
-    finally:
-        torch.distributed.destroy_process_group()
-
-
 @pytest.mark.parametrize(
     ("layers", "x"),
     [

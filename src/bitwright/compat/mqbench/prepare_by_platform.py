@@ -39,8 +39,9 @@ def prepare_by_platform(
         custom_tracer: an ``fx.Tracer``; the modules that its ``is_leaf_module`` names are not looked into.
         is_qat: keep the modes of the model; False returns it in eval mode.
         freeze_bn: let BatchNorms use their running statistics in training, too.
-        example_inputs: a tensor, a tuple of arguments or a dict of keyword arguments. Without, the model is prepared
-            when it is first called, with the inputs of that call; what depends on its graph is refused then.
+        example_inputs: a tensor, a tuple of arguments or a dict of keyword arguments. Without, inputs are looked for
+            that the model takes. If none are found it is prepared when it is first called, with the inputs of that
+            call; until then what depends on its graph or on all its Parameters is refused.
 
     Returns:
         The prepared model, all quantizers off; ``enable_calibration`` and ``enable_quantization`` switch them.

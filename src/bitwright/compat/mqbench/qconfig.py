@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bitwright.compat.keys import flag, section
+from bitwright.compat.mqbench.backend_type import BackendType
 from bitwright.errors import ConfigError
 from bitwright.methods import METHODS
 from bitwright.observers import OBSERVERS
@@ -17,9 +18,18 @@ _DOREFA: dict[str, dict[str, Any]] = {"w": {"normalize": True}, "a": {}}  # weig
 _CHANNELS = {"w": 0, "a": 1}  # of weights the output channels, of activations those after the batch
 
 
-def read_qconfig(given: Any) -> dict[str, TensorRecipe]:
+# What MQBench chooses for OpenVINO, where Bitwright's backend learns nothing.
+_OPENVINO = {
+    **{"w_observer": "MinMaxObserver", "a_observer": "EMAMinMaxObserver"},
+    **dict.fromkeys(("w_fakequantize", "a_fakequantize"), "LearnableFakeQuantize"),
+}
+
+
+def read_qconfig(given: Any, target: BackendType) -> dict[str, TensorRecipe]:
     """The recipes of weights and activations that ``extra_qconfig_dict`` asks for."""
     config = section("extra_qconfig_dict", given, KEYS)
+    if target is BackendType.OPENVINO:
+        config = {**_OPENVINO, **config}
     return {"weight": _tensor("w", config), "activation": _tensor("a", config)}
 
 

@@ -57,7 +57,7 @@ def _read(target: BackendType, extra_config: Any) -> ExtraConfig:
         rules=tuple(rules),
         schedules={"fold_batchnorm": False} if academic else {},
         leaves=tuple(_leaf(cls) for cls in items("leaf_module", config.get("leaf_module", []))),
-        **read_qconfig(config.get("extra_qconfig_dict")),  # pyrefly: ignore
+        **read_qconfig(config.get("extra_qconfig_dict"), target),  # pyrefly: ignore
     )
     return ExtraConfig(
         recipe,
