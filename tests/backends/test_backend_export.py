@@ -12,7 +12,7 @@ def exported(name, tmp_path, format=None, **more):
     return model, bw.export(model, tmp_path / "model.onnx", format=format)
 
 
-@pytest.mark.parametrize("name", ["tensorrt", "onnx_qnn"])
+@pytest.mark.parametrize("name", ["qdq", "onnx_qnn"])
 def test_q_dq_files_run_in_onnxruntime_as_simulated(name, tmp_path):
     model, file = exported(name, tmp_path)
     proof = bw.verify(model, file, [images(seed=5)], latency=False, progress=False)

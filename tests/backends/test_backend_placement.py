@@ -56,7 +56,7 @@ PLACED = {
     "tengine_u8": IMAGE | {"add", "fc"},
     "vitis": (IMAGE | {"add", "fc"}) - {"x", "sigmoid"},
     "onnx_qnn": IMAGE - {"mul", "sigmoid"},
-    "tensorrt_nlp": {"stem", "layer1_c2", "layer1_r2", "deconv", "flatten"},
+    "tensorrt_nlp": {"stem", "layer1_r2", "deconv", "flatten"},
     # It took "cat" for transparent, so that conv3 had a quantized weight and a float input. Here "cat" is quantized,
     # its inputs with one scale, and the deconvolution's input, "mul", too.
     # The factor of `conv3(x) * 2` is part of the layer where the target folds it.

@@ -67,7 +67,7 @@ def test_papers_keep_batchnorm_apart_and_bias_float():
     assert (entry.verdict, entry.reason) == (Verdict.FLOAT, "it is kept as it is, not multiplied into weights")
     bw.calibrate(model, [images()], progress=False)
     assert model.conv3.bias_scale() is None
-    folded = prepared("tensorrt")
+    folded = prepared("qdq")
     assert folded.stem.folded_norm is folded.bn
     bw.calibrate(folded, [images()], progress=False)
     assert folded.conv3.bias_scale() is not None

@@ -11,7 +11,6 @@ NNIE = register_backend(
         title="HiSilicon NNIE (logarithmic)",
         weights={**_TENSORS, "formats": ("int8",), "granularities": ("tensor",)},
         activations=_TENSORS,
-        integer_bias=False,
         operators={"absorbed": {}},
         formats=("onnx",),
         constraints=(),

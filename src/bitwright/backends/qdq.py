@@ -7,6 +7,7 @@ QDQ = register_backend(
     TENSORRT.with_(
         name="qdq",
         title="any reader of Q/DQ ONNX, symmetric int8",
+        integer_bias=True,
         operators={"absorbed": {}},
         formats=("onnx",),
         constraints=(),

@@ -16,6 +16,7 @@ TENSORRT = register_backend(
             "observer": MOVING_RANGE,
             "method": LEARNED,
         },
+        integer_bias=False,  # TensorRT's parser refuses to dequantize int32
         operators={
             "integer": dict.fromkeys(IMAGE_OPERATORS, "inputs"),
             "fused": RELUS,

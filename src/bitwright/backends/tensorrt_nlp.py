@@ -27,7 +27,6 @@ TENSORRT_NLP = register_backend(
             "integer": dict.fromkeys(("linear", "matmul", "add"), "inputs"),
             "conditions": {"add": _adds_embeddings},
             "merged": {"add": ("mul", "div")},  # an attention mask is added to scaled scores
-            "absorbed": {},
             "numbers": (),
             "reasons": {},
             "split_attention": True,

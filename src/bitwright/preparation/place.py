@@ -99,11 +99,12 @@ def _without_absorbed(
 
 
 def _takes_in(tensor: fx.Node, kinds: Collection[str], decisions: Decisions, backend: Backend) -> bool:
-    """Whether the layer whose result a tensor is, norms folded into it included, computes its only reader, too."""
+    """Whether the layer whose result a tensor is, with the norm after it, computes its only reader, too."""
     while (decision := decisions.get(tensor)) is not None and len(tensor.users) == 1:
         folded = decision.verdict is Verdict.FUSED and decision.kind not in backend.operators.fused
+        folded |= decision.kind == "batch_norm"
         if not folded or (before := first_input(tensor)) is None:
-            return decision.verdict is Verdict.INTEGER and decision.kind in kinds
+            return decision.kind in kinds
         tensor = before
     return False
 

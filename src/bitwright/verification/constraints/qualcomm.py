@@ -37,13 +37,12 @@ def zero(view: View) -> Iterator[Finding]:
 
 
 @register_constraint("qualcomm-bias", source="qualcomm/aimet issue 4090")
-def bias(view: View) -> Iterator[Finding]:
+def biases(view: View) -> Iterator[Finding]:
     """In version 2.0.0 a bias beside a quantized weight has an int32 encoding, or its layer turns float."""
+    encoded = {name for t in view.of_kind("bias") for name in t.results}
     for node in view.operators(*LAYERS) if view.format == "qualcomm-2.0.0" else ():
-        weight, given = view.read(node, 1), view.read(node, 2)
-        if weight is None or weight.kind != "weight" or len(node.input) < 3 or not node.input[2]:
-            continue
-        if given is None or given.type != "int32":
+        weight, bias = view.read(node, 1), view.bias(node)
+        if weight is not None and weight.kind == "weight" and bias and bias not in encoded:
             mend = "export a version before 2.0.0, or quantize its input: integer biases need both scales"
             yield Finding(view.named(node), "has a bias without an int32 encoding", mend)
 

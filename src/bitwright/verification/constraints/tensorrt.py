@@ -32,6 +32,13 @@ def types(view: View) -> Iterator[Finding]:
     yield from of_types(view, "weight", ("int8", "int4", _FP8), _WEIGHTS)
 
 
+@register_constraint("tensorrt-bias", source="onnx/onnx-tensorrt issue 850, NVIDIA/TensorRT issue 3360")
+def biases(view: View) -> Iterator[Finding]:
+    """Biases are float: TensorRT's parser refuses to dequantize int32."""
+    for t in view.of_kind("bias"):
+        yield Finding(t.name, f"is stored as {t.type}", "use a backend with integer_bias: false, as tensorrt is")
+
+
 @register_constraint("tensorrt-scales", source=_DOCS)
 def scales(view: View) -> Iterator[Finding]:
     """Scales are positive constants; computed tensors have one, weights one or one for each output channel."""
@@ -81,9 +88,13 @@ def residual(view: View) -> Iterator[Finding]:
 
 
 def _only_reader(view: View, name: str) -> bool:
-    """Whether a tensor is a convolution's result that goes nowhere else."""
-    maker = view.makers.get(name)
-    return maker is not None and maker.op_type == "Conv" and len(view.readers[name]) == 1 and name not in view.outputs
+    """Whether a tensor is a convolution's result, with the norm after it, that goes nowhere else."""
+    while len(view.readers.get(name, [])) == 1 and name not in view.outputs:
+        maker = view.makers.get(name)
+        if maker is None or maker.op_type != "BatchNormalization":
+            return maker is not None and maker.op_type == "Conv"
+        name = maker.input[0]
+    return False
 
 
 def _fusable(view: View, t: QuantizedTensor) -> bool:

@@ -23,7 +23,7 @@ class QuantizedTensor:
 
     Attributes:
         name: what users call it.
-        kind: ``weight`` or ``bias`` where a layer reads it as such, ``activation`` otherwise.
+        kind: ``weight`` for a constant that a layer reads as such, ``bias`` for one of int32, else ``activation``.
         type: of its integers (or fp8 numbers), such as ``int8``.
         bits: how many bits of that type are used.
         scale: float32; without dimensions for the whole tensor.
@@ -122,14 +122,32 @@ class View:
         return self._by_result.get(name)
 
     def made(self, node: "onnx.NodeProto") -> QuantizedTensor | None:
-        """The quantized tensor that an operator computes, also by way of an activation; None if it stays float."""
+        """The quantized tensor that an operator computes, also with a bias or an activation; None if it stays float."""
         name = node.output[0]
         while name not in self._by_source:
             after = self.readers.get(name, [])
-            if len(after) != 1 or after[0].op_type not in ("Relu", "Clip") or name in self.outputs:
+            if len(after) != 1 or name in self.outputs or not self._completes(after[0]):
                 return None
             name = after[0].output[0]
         return self._by_source[name]
+
+    def bias(self, layer: "onnx.NodeProto") -> str:
+        """The tensor that a layer adds to each output channel, in itself or in a sum after it; empty if none."""
+        if len(layer.input) > 2:
+            return layer.input[2]
+        after = self.readers.get(layer.output[0], [])
+        sums = [n for n in after if n.op_type == "Add" and self._completes(n)]
+        return next((i for n in sums[:1] for i in n.input if i != layer.output[0]), "")
+
+    def _completes(self, node: "onnx.NodeProto") -> bool:
+        """Whether an operator is part of the layer before it: an activation, or a sum with a constant."""
+        if node.op_type == "Add":
+            return any(i in self.constants or self._is_stored(i) for i in node.input)
+        return node.op_type in ("Relu", "Clip")
+
+    def _is_stored(self, name: str) -> bool:
+        maker = self.makers.get(name)
+        return maker is not None and maker.op_type == _DQ and maker.input[0] in self.constants
 
     def setting(self, node: "onnx.NodeProto", name: str, default: Any) -> Any:  # noqa: ANN401
         """An attribute of an operator."""
@@ -186,7 +204,7 @@ class View:
         no_point = point is None or "float" in kind
         return QuantizedTensor(
             name=entry.name if entry is not None else source or next(iter(results), integers),
-            kind="activation" if source else self._role(results),
+            kind="activation" if source else "bias" if kind == "int32" else self._role(results),
             type=kind,
             bits=_bits(kind) if entry is None else QuantSpec.parse(entry.spec).format.bits,
             scale=scale,
@@ -210,14 +228,14 @@ class View:
             return helper.tensor_dtype_to_np_dtype(named).name
         return point.dtype.name if point is not None else "uint8"
 
-    def _role(self, results: tuple[str, ...]) -> Literal["activation", "weight", "bias"]:
+    def _role(self, results: tuple[str, ...]) -> Literal["activation", "weight"]:
         """What a stored constant is to those that read it."""
         for name in results:
             for node in self.readers.get(name, []):
                 if node.op_type == "Transpose":
                     return self._role(tuple(node.output))
                 if node.op_type in LAYERS and name in node.input[1:]:
-                    return "bias" if name in node.input[2:3] else "weight"
+                    return "weight"
                 if node.op_type == "Gather" and name == node.input[0]:
                     return "weight"
         return "activation"

@@ -4,12 +4,11 @@ from collections.abc import Iterator
 
 from bitwright.verification.constraints.base import Finding, register_constraint
 from bitwright.verification.constraints.shared import of_types, one_scale, positive_scales, symmetric
-from bitwright.verification.constraints.view import View
+from bitwright.verification.constraints.view import LAYERS, View
 
 _SOURCE = "Xilinx/Vitis-AI, vai_q_pytorch/nndct_shared"
 _SPEC = "int8 symmetric pot tensor"
 _MOST_SHIFT = 16
-_LAYERS = ("Conv", "ConvTranspose", "Gemm")
 
 
 @register_constraint("vitis-symmetric", source=_SOURCE)
@@ -45,7 +44,7 @@ def powers_of_two(view: View) -> Iterator[Finding]:
 @register_constraint("vitis-shift", source=f"{_SOURCE}, fix_pos_adjust.py")
 def shifts(view: View) -> Iterator[Finding]:
     """A layer's sums are shifted right by 0 to 16 bits: 0 ≤ weight + input - output position ≤ 16."""
-    for node in view.operators(*_LAYERS):
+    for node in view.operators(*LAYERS):
         tensors = (view.read(node, 1), view.read(node, 0), view.made(node))
         positions = [t.position if t is not None else None for t in tensors]
         if None in positions:
@@ -61,11 +60,12 @@ def shifts(view: View) -> Iterator[Finding]:
 @register_constraint("vitis-operands", source=_SOURCE, advice=True)
 def operands(view: View) -> Iterator[Finding]:
     """What a layer on the DPU reads and makes has a fix position; the compiler chooses those that are missing."""
-    for node in view.operators(*_LAYERS):
+    positions = {name for t in view.tensors for name in t.results}
+    for node in view.operators(*LAYERS):
         if (weight := view.read(node, 1)) is None or weight.kind != "weight":
             continue
         missing = [] if view.read(node, 0) is not None else ["its input"]
-        missing += ["its bias"] if len(node.input) > 2 and view.read(node, 2) is None else []
+        missing += ["its bias"] if (bias := view.bias(node)) and bias not in positions else []
         missing += [] if view.made(node) is not None else ["its result"]
         if missing:
             problem = f"has no fix position for {' and '.join(missing)}"

@@ -1,0 +1,69 @@
+"""Every backend on nets of all kinds: the file loads where its target runs, or keeps what its target demands."""
+
+from pathlib import Path
+
+import pytest
+from torch import nn
+
+import bitwright as bw
+from bitwright.backends import BACKENDS
+from bitwright.verification import Proof, View
+from bitwright.verification.alone import format_of
+from tests.exporting.probes import Block, Everything, Residual, built, inputs
+
+WRITES = [name for name in BACKENDS if BACKENDS.get(name).formats]
+CHOSEN = {"recipe": {"weight": "int4 channel:0", "activation": "uint4"}}  # papers leave the specs to the user
+
+
+@pytest.fixture(scope="module")
+def everything() -> nn.Module:
+    return built(Everything)
+
+
+def proven(net: nn.Module, backend: str, folder: Path, **wishes: object) -> tuple[Proof, View]:
+    """Calibrate on sequences of one length, and prove on two."""
+    if backend.startswith("academic"):
+        wishes = CHOSEN
+    model = bw.prepare(net, inputs(net), backend, **wishes)
+    bw.calibrate(model, [inputs(net), inputs(net, seed=2)], progress=False)
+    file = bw.export(model, folder / "net.onnx")
+    data = [inputs(net, seed=3), inputs(net, length=9, seed=4)]
+    proof = bw.verify(model, file, data, latency=False, progress=False)
+    view = View.of(format_of(file.path).read(file.path))
+    assert view is not None
+    return proof, view
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", WRITES)
+def test_file_of_every_backend_is_proven(everything: nn.Module, backend: str, tmp_path: Path) -> None:
+    proof, view = proven(everything, backend, tmp_path)
+    assert proof.ok, proof
+    assert [str(v) for v in proof.violations if not v.advice] == []
+    assert bool(proof.constraints) == bool(BACKENDS.get(backend).constraints)
+    target = next(iter(BACKENDS.get(backend).runtimes), "reference")
+    assert next(iter(proof.runtimes)) in (target, "reference")
+    for found in proof.runtimes.values():
+        assert found.largest in (0, 1)
+        assert not found.uncompared
+        assert len(found.outputs) == 4
+    assert view.of_kind("weight")
+
+
+CASES = {
+    "quantized result": (Residual, "snpe", {}, "activation", 8),
+    "16-bit activations": (Residual, "virtual", {"activation": "uint16 affine tensor"}, "activation", 16),
+    "4-bit weights": (Residual, "tensorrt", {"weight": "int4 narrow channel:0"}, "weight", 4),
+    "4-bit groups": (Block, "virtual", {"weight": "int4 group:8"}, "weight", 4),
+    "8-bit weights": (Residual, "onnxruntime", {"weight": "int8 narrow channel:0"}, "weight", 8),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_file_with_other_numbers_is_proven(case: str, tmp_path: Path) -> None:
+    net, backend, wishes, kind, bits = CASES[case]
+    proof, view = proven(built(net), backend, tmp_path, **wishes)
+    assert proof.ok, proof
+    assert {t.bits for t in view.of_kind(kind)} == {bits}
+    if case == "quantized result":
+        assert set(view.outputs) <= {name for t in view.tensors for name in t.results}
