@@ -93,6 +93,10 @@ ExternalData = Annotated[
     bool,
     typer.Option("--external-data", help="Store large tensors in a file beside; done anyway above 2 GB."),
 ]
+PackWeights = Annotated[
+    bool,
+    typer.Option("--pack-weights", help="Store weights of up to 4 bits in 4 bits; onnxruntime computes them in float."),
+]
 NoLatency = Annotated[bool, typer.Option("--no-latency", help="Do not measure the speed.")]
 MinCoverage = Annotated[
     float | None,
@@ -114,6 +118,7 @@ def export_options(
     opset: int | None,
     dynamic: list[str] | None,
     external_data: bool,
+    pack_weights: bool,
 ) -> dict[str, Any]:
     """The arguments of ``bitwright.export`` that the options stand for."""
     return {
@@ -122,6 +127,7 @@ def export_options(
         "opset_version": opset,
         "dynamic_shapes": _shapes(dynamic),
         "external_data": external_data or None,
+        "pack_weights": pack_weights,
     }
 
 

@@ -23,6 +23,7 @@ from bitwright.cli.options import (
     NoLatency,
     Opset,
     OutputName,
+    PackWeights,
     RecipeFile,
     RuntimeNames,
     Skip,
@@ -66,6 +67,7 @@ def quantize(
     opset: Opset = None,
     dynamic: Dynamic = None,
     external_data: ExternalData = False,
+    pack_weights: PackWeights = False,
     save: Annotated[
         Path | None,
         typer.Option(metavar="FOLDER", help="Save the quantized model, too, for bitwright export and evaluate."),
@@ -107,7 +109,7 @@ def quantize(
             "speedup": min_speedup,
         }
         wishes = (backend, recipe, weight, activation, skip or ())
-        written = export_options(input_name, output_name, opset, dynamic, external_data)
+        written = export_options(input_name, output_name, opset, dynamic, external_data, pack_weights)
         files = (output, name, format, written, force)
         checks = (runtime or None, not no_latency, limits, max_accuracy_drop)
         outcome = Job(model, data, evaluate, example, wishes, *files, *checks, save, resume, not no_verify, tune).run()

@@ -13,6 +13,7 @@ from bitwright.cli.options import (
     Json,
     Opset,
     OutputName,
+    PackWeights,
     export_options,
 )
 from bitwright.cli.output import print_json, print_text, stdout_kept_clean, step
@@ -48,6 +49,7 @@ def export(
     opset: Opset = None,
     dynamic: Dynamic = None,
     external_data: ExternalData = False,
+    pack_weights: PackWeights = False,
     force: Annotated[bool, typer.Option("--force", help="Replace a file that exists already.")] = False,
     json: Json = False,
 ) -> None:
@@ -55,7 +57,7 @@ def export(
     with stdout_kept_clean(json):
         from bitwright.exporting import export as write
 
-        written = export_options(input_name, output_name, opset, dynamic, external_data)
+        written = export_options(input_name, output_name, opset, dynamic, external_data, pack_weights)
         qmodel, _ = _load(folder, model)
         with step("exporting"):
             file = write(qmodel, output, format=format, overwrite=force, **written)

@@ -161,9 +161,8 @@ class _Deploying:
         own = layer.input_quantizer
         self.origins[f"{name}.stored"] = self.origins[name]
         weight_site = self._site(layer.weight_quantizer, "weight", f"{name}.weight")
-        return DeployedLayer(
-            layer, weight_site, self._site(own, "activation") if isinstance(own, TensorQuantizer) else None
-        )
+        input_site = self._site(own, "activation") if isinstance(own, TensorQuantizer) else None
+        return DeployedLayer(layer, weight_site, input_site, clean=self.clean)
 
     def _deploy_own_quantizers(self) -> None:
         """Settle the quantizers inside users' QModules and forwards: weights are stored as integers."""

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from bitwright.exporting.parts import IntegerTensor, KeepFloat, Site, TableTensor, as_integers, deployed
-from bitwright.nn.bias import round_bias, rounded_bias
+from bitwright.nn.bias import INT32_MAX, round_bias, rounded_bias
 from bitwright.nn.functional import QuantFunction
 from bitwright.nn.products import deployed_function
 from bitwright.numerics.pooling import global_average_pool
@@ -94,9 +94,17 @@ class DeployedLayer(_InPlaceOf):
         layer: the layer of the prepared model.
         weight_site: the site of its weight.
         input_site: the site of its input, where the quantizer is its own and not on the edge before it.
+        clean: leave out guards against what runtimes do unasked.
     """
 
-    def __init__(self, layer: Any, weight_site: Site | None = None, input_site: Site | None = None) -> None:  # noqa: ANN401
+    def __init__(
+        self,
+        layer: Any,  # noqa: ANN401
+        weight_site: Site | None = None,
+        input_site: Site | None = None,
+        *,
+        clean: bool = False,
+    ) -> None:
         super().__init__()
         self._layer = (layer,)
         weight, bias = layer.folded_weight()
@@ -105,6 +113,8 @@ class DeployedLayer(_InPlaceOf):
         own = layer.input_quantizer
         self.own_quantizer = deployed(own, input_site) if isinstance(own, TensorQuantizer) else None
         self.quantizers = nn.ModuleList(deployed(getattr(q, "quantizer", q)) for q in layer.calls)
+        if not clean and _bias_overflows(layer, bias):
+            self.stored.guard = KeepFloat()
 
     def forward(self, input: Tensor, *args: Any, call: int = 0, **kwargs: Any) -> Tensor:
         """Compute with the dequantized constants."""
@@ -161,6 +171,16 @@ class ComputedWeightFunction(nn.Module):
 def qualified_name(function: Any) -> str:  # noqa: ANN401
     """The name of a function, or of a method given as text."""
     return f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', function)}"
+
+
+def _bias_overflows(layer: Any, bias: Tensor | None) -> bool:  # noqa: ANN401
+    """Whether a float bias is too large for int32, which onnxruntime makes of it before a quantizer, unasked."""
+    if bias is None or not bias.numel() or layer.weight_quantizer.spec.format.floating:
+        return False
+    sources = [q for i, q in enumerate(layer.calls) if layer.bias_scale(i) is None and q.quantizes and q.calibrated]
+    scale = float(layer.weight_quantizer.qparams()[0].abs().min())
+    steps = [float(q.qparams()[0].abs().min()) for q in sources if not q.spec.format.floating]
+    return any(float(bias.abs().max()) >= step * scale * INT32_MAX for step in steps)
 
 
 def _bias_as_integers(bias: Tensor, scale: Tensor) -> IntegerTensor:

@@ -31,6 +31,7 @@ def export(
     opset_version: int | None = None,
     model_name: str | None = None,
     external_data: bool | None = None,
+    pack_weights: bool = False,
     quantized: bool = True,
     overwrite: bool = True,
 ) -> ExportedFile:
@@ -49,6 +50,8 @@ def export(
         opset_version: of ONNX; by default the lowest that can say what the model does.
         model_name: what the file calls the model; by default the name of its class.
         external_data: store large tensors in ``<path>.data``; by default only if the file would have more than 2 GB.
+        pack_weights: store weights of at most 4 bits in 4 bits (ONNX's INT4 and UINT4), not in bytes, for readers that
+            have such kernels; onnxruntime's CPU provider computes such layers in float.
         quantized: write integers; False writes the float model, for comparison.
         overwrite: whether an existing file may be replaced.
 
@@ -63,7 +66,7 @@ def export(
     files = writer.files(Path(path))
     unsigned = ledger.backend.activations.write_unsigned
     names = (input_names, output_names, opset_version, model_name)
-    options = ExportOptions(dynamic_shapes, unsigned, *names, external_data)
+    options = ExportOptions(dynamic_shapes, unsigned, *names, external_data, pack_weights)
 
     def write() -> bytes:
         for file in [*files, *([data_path(files[0])] if external_data else [])]:

@@ -30,6 +30,7 @@ class ExportOptions:
         opset_version: of ONNX; None for the lowest that says what the model does.
         model_name: what the file calls the model; None for the name of its class.
         external_data: store large tensors in a file beside; None does so above the 2 GB that one file can hold.
+        pack_weights: store weights of at most 4 bits in 4 bits, not in bytes.
     """
 
     dynamic_shapes: Any = True
@@ -39,6 +40,7 @@ class ExportOptions:
     opset_version: int | None = None
     model_name: str | None = None
     external_data: bool | None = None
+    pack_weights: bool = False
 
     def __post_init__(self) -> None:
         for key in ("input_names", "output_names"):

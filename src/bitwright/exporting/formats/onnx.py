@@ -53,8 +53,8 @@ def build(deployment: Deployment, inputs: Inputs, options: ExportOptions, format
     from bitwright.exporting.onnx.witness import optimize
 
     twin, origins = deployment.model, deployment.origins
-    opset = opset_for(twin, options.opset_version)
-    model = export_program(twin, inputs, opset, options.dynamic_shapes)
+    opset = opset_for(twin, options.opset_version, pack=options.pack_weights)
+    model = export_program(twin, inputs, opset, options.dynamic_shapes, pack=options.pack_weights)
     with quiet_exporter():
         witnesses = optimize(model, [part for _, part in parts_of(twin)])
     _transpose_for_each_reader(model)

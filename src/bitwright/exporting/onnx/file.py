@@ -21,6 +21,7 @@ _WIDER: dict[int, int] = {
     onnx.TensorProto.UINT4: onnx.TensorProto.UINT8,
     onnx.TensorProto.FLOAT8E5M2: onnx.TensorProto.FLOAT,
 }
+_IN_BYTES = {"int4": np.int8, "int2": np.int8, "uint4": np.uint8, "uint2": np.uint8}
 _BEFORE_RELU = {"Conv", "ConvTranspose", "Gemm", "MatMul", "Add", "BatchNormalization"}
 
 
@@ -111,7 +112,10 @@ class OnnxFile(LoadedFile):
     def constant(self, tensor: str) -> np.ndarray | None:
         """The values of an initializer."""
         found = next((i for i in self.proto.graph.initializer if i.name == tensor), None)
-        return None if found is None else numpy_helper.to_array(found)
+        if found is None:
+            return None
+        values = numpy_helper.to_array(found)
+        return values.astype(_IN_BYTES[values.dtype.name]) if values.dtype.name in _IN_BYTES else values
 
     def with_quantizers(self) -> onnx.ModelProto:
         """The model itself."""

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from bitwright.errors import ConfigError, ExportError
-from bitwright.exporting.onnx.translate import storage_type
+from bitwright.exporting.onnx.translate import packed_type, storage_type
 from bitwright.exporting.parts import DeployedQuantizer, IntegerTensor, Part, parts_of
 
 PLAIN, RICH = 18, 21  # opset 21 adds integers of 4 and 16 bits, fp8 without a zero point, and groups
@@ -17,28 +17,28 @@ NEWEST = max(int(name[5:]) for name in dir(onnxscript) if name.startswith("opset
 _BYTES = (ir.DataType.UINT8, ir.DataType.INT8)
 
 
-def opset_for(twin: nn.Module, wished: int | None = None) -> int:
-    """The opset to write a deployed model in."""
+def opset_for(twin: nn.Module, wished: int | None = None, *, pack: bool = False) -> int:
+    """The opset to write a deployed model in; with ``pack``, weights of few bits are stored in 4 bits."""
     if wished is None:
-        return lowest_opset(twin)
+        return lowest_opset(twin, pack=pack)
     if not PLAIN <= wished <= NEWEST:
         raise ConfigError(f"opset_version is {wished}: files are written in {PLAIN} to {NEWEST}")
-    for needed, why in _needs(twin):
+    for needed, why in _needs(twin, pack):
         if needed > wished:
             raise ExportError(f"opset {wished} cannot say {why}: that needs {needed}; leave out opset_version")
     return wished
 
 
-def lowest_opset(twin: nn.Module) -> int:
+def lowest_opset(twin: nn.Module, *, pack: bool = False) -> int:
     """The lowest opset that can say what a deployed model does.
 
     In opset 21 onnxruntime 1.31 breaks int8 files: it repeats quantizers around pools and reshapes with their
     ``output_dtype`` and then turns int8 into uint8, but not there.
     """
-    return max((needed for needed, _ in _needs(twin)), default=PLAIN)
+    return max((needed for needed, _ in _needs(twin, pack)), default=PLAIN)
 
 
-def _needs(twin: nn.Module) -> Iterator[tuple[int, str]]:
+def _needs(twin: nn.Module, pack: bool) -> Iterator[tuple[int, str]]:
     """What needs more than the plain opset, and which."""
     for name, tensor in (*twin.named_parameters(), *twin.named_buffers()):
         if tensor.dtype == torch.bfloat16:
@@ -46,7 +46,8 @@ def _needs(twin: nn.Module) -> Iterator[tuple[int, str]]:
     for name, part in sorted(parts_of(twin), key=lambda item: item[1].site is None):  # first those with a user's name
         if isinstance(part, IntegerTensor) and part.dtype == torch.bfloat16:
             yield BFLOAT, f"{name} in bfloat16"
-        if (kind := _rich_kind(part)) is not None:
+        packed = packed_type(part) if pack else None
+        if (kind := _rich_kind(part) or (packed and packed.name.lower())) is not None:
             yield RICH, f"{kind} for {part.site.name if part.site is not None else name}"
 
 

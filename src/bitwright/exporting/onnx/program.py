@@ -16,7 +16,7 @@ from bitwright.graph.inputs import flat_inputs
 _log = logging.getLogger("bitwright.exporting")
 
 
-def export_program(twin: nn.Module, inputs: Inputs, opset: int, dynamic_shapes: Any) -> Any:  # noqa: ANN401
+def export_program(twin: nn.Module, inputs: Inputs, opset: int, dynamic_shapes: Any, *, pack: bool) -> Any:  # noqa: ANN401
     """The exporter's model, not optimized yet.
 
     Args:
@@ -24,15 +24,16 @@ def export_program(twin: nn.Module, inputs: Inputs, opset: int, dynamic_shapes: 
         inputs: to export with.
         opset: the version of ONNX.
         dynamic_shapes: True leaves free what the model takes in other sizes, False nothing; or as in ``torch.export``.
+        pack: store weights of few bits in 4 bits.
     """
     wished = None if isinstance(dynamic_shapes, bool) else WishedSizes(twin, inputs, dynamic_shapes)
     model, reason = None, "it was made for the example's batch size"
     if dynamic_shapes is True:
-        model, reason = _with_free_sizes(twin, inputs, opset, reason)
+        model, reason = _with_free_sizes(twin, inputs, opset, pack, reason)
     if model is None:
         try:
             given, shapes = (inputs, None) if wished is None else (wished.inputs, wished.shapes)
-            model = _export(twin, given, opset, shapes)
+            model = _export(twin, given, opset, pack, shapes)
         except Exception as error:
             raise ExportError(f"the exporter refused the model: {last_line(error)}") from error
     names = name_sizes(model, list(flat_inputs(twin, inputs)), {} if wished is None else wished.names)
@@ -41,13 +42,13 @@ def export_program(twin: nn.Module, inputs: Inputs, opset: int, dynamic_shapes: 
     return model
 
 
-def _with_free_sizes(twin: nn.Module, inputs: Inputs, opset: int, reason: str) -> tuple[Any, str]:
+def _with_free_sizes(twin: nn.Module, inputs: Inputs, opset: int, pack: bool, reason: str) -> tuple[Any, str]:
     """The model with as many free sizes as the exporter takes, or None and why not even one."""
     sizes = Sizes(twin, inputs)
     free = sizes.free()
     while free:
         try:
-            return _export(twin, sizes.inputs, opset, sizes.shapes(free)), reason
+            return _export(twin, sizes.inputs, opset, pack, sizes.shapes(free)), reason
         except Exception as error:
             reason = last_line(error)
             _log.info("not exported with %s free: %s", f"sizes of {free[-1]}", reason)
@@ -55,7 +56,7 @@ def _with_free_sizes(twin: nn.Module, inputs: Inputs, opset: int, reason: str) -
     return None, reason
 
 
-def _export(twin: nn.Module, inputs: Inputs, opset: int, shapes: Any) -> Any:  # noqa: ANN401
+def _export(twin: nn.Module, inputs: Inputs, opset: int, pack: bool, shapes: Any) -> Any:  # noqa: ANN401
     with quiet_exporter(), torch.no_grad():
         program: Any = torch.onnx.export(
             twin,
@@ -65,7 +66,7 @@ def _export(twin: nn.Module, inputs: Inputs, opset: int, shapes: Any) -> Any:  #
             dynamo=True,
             optimize=False,
             opset_version=opset,
-            custom_translation_table=translations(opset, twin),
+            custom_translation_table=translations(opset, twin, pack=pack),
             verbose=False,
             input_names=list(flat_inputs(twin, inputs)),
         )

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 import bitwright.numerics.pooling  # noqa: F401  (defines the operator)
 from bitwright.exporting.onnx.operators import operator_translations
-from bitwright.exporting.parts import DeployedQuantizer, Part, TableQuantizer, TableTensor, parts_of
+from bitwright.exporting.parts import DeployedQuantizer, IntegerTensor, Part, TableQuantizer, TableTensor, parts_of
+from bitwright.spec import QuantSpec
 
 PART = "bitwright.part"  # in the metadata of a node, while the file is made: the number of the part that it ends
 KEPT = "bitwright.kept"  # in the same place: the node is not computed beforehand
@@ -37,10 +38,24 @@ def storage_type(qmin: int, qmax: int) -> tuple[ir.DataType, bool]:
     raise ValueError(f"no ONNX type holds the integers from {qmin} to {qmax}")
 
 
-def translations(opset: int, twin: nn.Module) -> dict[Callable[..., Any], Callable[..., Any]]:
-    """The table that ``torch.onnx.export`` takes, for one version of ONNX and one model, whose parts it numbers."""
+def packed_type(part: Part) -> ir.DataType | None:
+    """The type of 4 bits that holds a stored constant; None if none does."""
+    site = part.site if isinstance(part, IntegerTensor) else None
+    bits = QuantSpec.parse(site.spec).bits if site is not None and not _floating(part) else 8
+    return None if site is None or bits > 4 else ir.DataType.INT4 if site.signed else ir.DataType.UINT4
+
+
+def _floating(part: Any) -> bool:  # noqa: ANN401
+    return part.integers.is_floating_point()
+
+
+def translations(opset: int, twin: nn.Module, *, pack: bool = False) -> dict[Callable[..., Any], Callable[..., Any]]:
+    """The table that ``torch.onnx.export`` takes, for one version of ONNX and one model, whose parts it numbers.
+
+    With ``pack``, weights of at most 4 bits are stored in 4 bits.
+    """
     op: Any = getattr(onnxscript, f"opset{opset}")  # typed for constants, but here it takes values of the graph
-    writers = [_Writer(op, name, part) for name, part in parts_of(twin)]
+    writers = [_Writer(op, name, part, packed_type(part) if pack else None) for name, part in parts_of(twin)]
     for number, writer in enumerate(writers):
         writer.part.number = number
 
@@ -71,10 +86,11 @@ class _Writer:
         op: the operators of a version of ONNX.
         name: of the part, after which its constants are named.
         part: what is written.
+        packed: the type to store a constant in, if not that of its integers.
     """
 
-    def __init__(self, op: Any, name: str, part: Part) -> None:  # noqa: ANN401
-        self.op, self.name, self.part = op, name, part
+    def __init__(self, op: Any, name: str, part: Part, packed: ir.DataType | None = None) -> None:  # noqa: ANN401
+        self.op, self.name, self.part, self.packed = op, name, part, packed
         self.made: dict[str, Any] = {}
 
     @property
@@ -150,7 +166,7 @@ class _Writer:
         part: Any = self.part
         if isinstance(part, TableTensor):
             return self._stored_table(part)
-        q, scale = self._constant("integers", part.integers), self._constant("scale", part.scale)
+        q, scale = self._constant("integers", part.integers, self.packed), self._constant("scale", part.scale)
         if q.dtype == ir.DataType.INT32 or q.dtype in _FP8_TYPES.values():
             return self._noted(self.op.DequantizeLinear(q, scale, **_places(part)))
         point = self._constant("zero_point", part.zero_point, q.dtype)
