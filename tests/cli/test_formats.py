@@ -37,6 +37,14 @@ def test_every_format(format, run, here):
         assert [d.dim_param or d.dim_value for d in shape.dim] == ["n", 3, 8, 8]
 
 
+def test_openvino_ir(run, here):
+    pytest.importorskip("openvino")
+    code, out, _ = run(*QUANTIZE, "--backend", "openvino", "--format", "openvino", "--no-latency", "--json")
+    data = json.loads(out)
+    assert (code, data["ok"], data["file"]) == (0, True, "out/model.xml")
+    assert sorted(p.name for p in (here / "out").iterdir()) == ["model.bin", "model.xml", "report.html"]
+
+
 def test_a_saved_model_takes_them(run, here):
     assert run(*QUANTIZE, "--save", "saved", "--no-verify")[0] == 0
     code, _, _ = run("export", "saved", "-o", "again.onnx", *NAMES, "--external-data", "--format", "onnx")

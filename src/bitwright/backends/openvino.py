@@ -78,6 +78,7 @@ OPENVINO = register_backend(
                 "scaled_dot_product_attention": "one fused float operator, and its products would be float, too",
             },
         },
+        formats=("onnx", "openvino"),
         runtimes=("openvino", "onnxruntime"),
     )
 )

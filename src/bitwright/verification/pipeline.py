@@ -170,7 +170,7 @@ def _choose(names: Iterable[str] | None, ledger: Ledger, file: LoadedFile) -> li
             raise ConfigError("name at least one runtime to verify in, or leave the choice to the backend")
         return [RUNTIMES.get(n)() for n in chosen]
     known = ledger.backend.runtimes if not file.stands_in else ()
-    known = known or ("reference",)
+    known = tuple(n for n in known if file.format in RUNTIMES.get(n).formats) or ("reference",)
     return [RUNTIMES.get(n)() for n in known if RUNTIMES.get(n).available()] or [RUNTIMES.get(known[0])()]
 
 
@@ -178,8 +178,6 @@ def _prove(
     model: nn.Module, file: LoadedFile, record: ExportRecord, runtime: Runtime, data: list[Inputs], show: bool | None
 ) -> RuntimeProof:
     """Do the work on one runtime."""
-    if file.format not in runtime.formats:
-        raise VerifyError(f"{runtime.name} executes {', '.join(runtime.formats)}, not {record.format}")
     proof = RuntimeProof(runtime.name, runtime.version, dict(runtime.settings))
     simulation = model if record.quantized else float_twin(model).model
     weights = {t.quantizer for t in record.tensors if t.kind == "weight"}

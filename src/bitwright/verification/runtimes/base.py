@@ -126,6 +126,8 @@ class Runtime(ABC):
 
     def open(self, file: Any, threads: int = 0, *, as_is: bool = False) -> Session:  # noqa: ANN401
         """Load a file as ``session`` does; what fails, or gives anything but arrays by name, raises a VerifyError."""
+        if file.format not in self.formats:
+            raise VerifyError(f"{self.name} executes {', '.join(self.formats)}, not {file.format}")
         with self._failures("refuses the file"):
             if self._apart:
                 session: Session = child_of(self).session(file, self.timeout, threads=threads, as_is=as_is)

@@ -33,6 +33,7 @@ class OpenVino(Runtime):
     package = "openvino"
     isolated = True
     extra = "openvino"
+    formats: ClassVar[tuple[str, ...]] = ("onnx", "openvino")
     settings: ClassVar[Mapping[str, str]] = {"INFERENCE_PRECISION_HINT": "f32"}
 
     @property
