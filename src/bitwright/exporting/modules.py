@@ -79,7 +79,7 @@ class StoredConstants(nn.Module):
             self.add_module(name, nn.Identity() if bias is None or scale is None else _bias_as_integers(bias, scale))
 
     def guard(self, x: Tensor) -> Tensor:
-        """The input of a layer; onnxruntime would quantize a weight of a table once more, unasked."""
+        """The input of a layer; onnxruntime would quantize a weight of a table, or a large bias, unasked."""
         return self.kept(x)
 
     def forward(self, call: int = 0) -> tuple[Tensor, Tensor | None]:
@@ -114,7 +114,7 @@ class DeployedLayer(_InPlaceOf):
         self.own_quantizer = deployed(own, input_site) if isinstance(own, TensorQuantizer) else None
         self.quantizers = nn.ModuleList(deployed(getattr(q, "quantizer", q)) for q in layer.calls)
         if not clean and _bias_overflows(layer, bias):
-            self.stored.guard = KeepFloat()
+            self.stored.kept = KeepFloat()
 
     def forward(self, input: Tensor, *args: Any, call: int = 0, **kwargs: Any) -> Tensor:
         """Compute with the dequantized constants."""
