@@ -3,11 +3,10 @@
 import pytest
 import torch
 
-from bitwright.methods.adaround import fraction
-from bitwright.reconstruction.learned import learnable_weights
-from bitwright.reconstruction.losses import distance, prediction_gap, undecided
+from bitwright.methods.adaround import AdaRoundFakeQuantize, fraction
+from bitwright.reconstruction.losses import distance, prediction_gap
 from bitwright.reconstruction.settings import Settings
-from tests.reconstruction.nets import calibrated
+from bitwright.spec import QuantSpec
 
 
 def numbers(*shape):
@@ -31,24 +30,18 @@ def test_prediction_gap():
     assert torch.autograd.gradcheck(lambda a, b: prediction_gap([a, b], [target, wanted]), (logits, image))
 
 
-@pytest.mark.parametrize("beta", [20.0, 5.0, 2.0])
-def test_undecided(beta):
-    model, _ = calibrated("residual")
-    found = [w for node in model.graph.nodes for w in learnable_weights(model, node)][:2]
-    for weight in found:
-        weight.begin()
-    total = undecided(found, beta)
-    expected = sum(float((1 - (2 * fraction(w.rounding) - 1).abs() ** beta).sum()) for w in found)
-    assert float(total) == pytest.approx(expected, rel=1e-5)
-    (grad,) = torch.autograd.grad(total, found[0].rounding)
-    with torch.no_grad():
-        for place in range(0, 40, 8):
-            values = []
-            for step in (1e-2, -1e-2):
-                found[0].rounding.view(-1)[place] += step
-                values.append(float(found[0].method.regularizer(beta).double()))
-                found[0].rounding.view(-1)[place] -= step
-            assert (values[0] - values[1]) / 2e-2 == pytest.approx(float(grad.view(-1)[place]), rel=0.1, abs=5e-3)
+@pytest.mark.parametrize("beta", [20.0, 5.0, 2.0, 1.5])
+@pytest.mark.parametrize("known", [False, True])
+def test_the_pull_is_the_gradient_of_the_regularizer(beta, known):
+    torch.manual_seed(0)
+    method = AdaRoundFakeQuantize(QuantSpec.parse("int4 symmetric tensor"))
+    method.learn("rounding", torch.cat([torch.linspace(-4.0, 4.0, 41), torch.randn(20)]))  # some are decided
+    h = fraction(method.rounding.detach())
+    assert 0 < int((h.eq(0) | h.eq(1)).sum()) < len(h)
+    wanted = torch.autograd.grad(0.3 * method.regularizer(beta), method.rounding)[0]
+    method.rounding.grad = torch.ones_like(h) if known else None
+    method.add_pull(beta, 0.3)
+    assert torch.allclose(method.rounding.grad, wanted + known, rtol=1e-4, atol=1e-5)
 
 
 def test_beta_falls_after_the_warm_up_and_the_pressure_grows():

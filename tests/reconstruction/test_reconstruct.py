@@ -135,7 +135,7 @@ def test_a_user_who_interrupts_gets_a_sound_model(monkeypatch):
     def interrupt(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("bitwright.reconstruction.learn.undecided", interrupt)
+    monkeypatch.setattr("bitwright.methods.adaround.AdaRoundFakeQuantize.add_pull", interrupt)
     with pytest.raises(KeyboardInterrupt):
         bw.reconstruct(model, batches, **FEW)
     assert same(weights(model), before)

@@ -109,6 +109,20 @@ class AdaRoundFakeQuantize(Method):
             return torch.zeros(())
         return (1.0 - (2.0 * fraction(self.rounding) - 1.0).abs().pow(beta)).sum()
 
+    def add_pull(self, beta: float, strength: float) -> None:
+        """Add the gradient of ``strength`` times the regularizer to that of V, without a graph.
+
+        With u = 2·h - 1 it is -2β·sign(u)·|u|^(β - 1)·h'(V), and nothing where h is 0 or 1.
+        """
+        if self.rounding is None:
+            return
+        with torch.no_grad():
+            part = torch.sigmoid(self.rounding)
+            u = part.mul(2.0 * (ZETA - GAMMA)).add_(2.0 * GAMMA - 1.0)
+            pull = u.abs().pow_(beta - 1.0).copysign_(u).mul_(part).mul_(1.0 - part)
+            pull.mul_(-2.0 * beta * strength * (ZETA - GAMMA)).masked_fill_(u.abs() >= 1.0, 0.0)
+            self.rounding.grad = pull if self.rounding.grad is None else self.rounding.grad.add_(pull)
+
     def rounded(self, x: Tensor, scale: Tensor) -> Tensor:
         """``x`` at whole numbers of scales, rounded by the sign of V."""
         if self.rounding is None:

@@ -15,7 +15,7 @@ from bitwright.numerics.fused import repeated
 from bitwright.numerics.noise import drawing_from
 from bitwright.quantizer import TensorQuantizer
 from bitwright.reconstruction.learned import LearnedScale, LearnedWeight
-from bitwright.reconstruction.losses import distance, prediction_gap, undecided
+from bitwright.reconstruction.losses import distance, prediction_gap
 from bitwright.reconstruction.samples import Sample, Samples
 from bitwright.reconstruction.settings import Settings
 from bitwright.reconstruction.switch import switched_off
@@ -96,13 +96,14 @@ class Lesson:
         for step in range(steps):
             with repeated(steps) if step == 0 else nullcontext():
                 loss = self._loss(keep, source)
-            beta = settings.beta_at(step, steps) if weights else None
-            if beta is not None:
-                loss = loss + undecided(weights, beta) * (strength * settings.pressure(step, steps))
             optimizer.zero_grad()
             with repeated(steps) if step == 0 else nullcontext():
                 loss.backward()
             self.ranks.average([p.grad for group in optimizer.param_groups for p in group["params"]])
+            beta = settings.beta_at(step, steps) if weights else None
+            if beta is not None:
+                for weight in weights:
+                    weight.method.add_pull(beta, strength * settings.pressure(step, steps))
             for group, rate in rates:
                 group["lr"] = rate * 0.5 * (1.0 + math.cos(math.pi * step / steps))
             optimizer.step()
@@ -117,9 +118,18 @@ class Lesson:
         terms = distance(results, sample.targets, self.importance)
         loss = sum((t * p for t, p in zip(terms, self.share, strict=True)), start=torch.zeros(()))
         if self.gap and self.samples.rest is not None:
-            predicted = self.samples.rest(results, sample.others)
+            predicted = self.samples.rest(results if keep == 1.0 else self._quantized(sample, keep), sample.others)
             loss = loss + prediction_gap(predicted, sample.predictions, self.settings.temperature) * self.gap
         return loss
+
+    def _quantized(self, sample: Sample, keep: float) -> list[Any]:
+        """The unit's results with all activations quantized, as predictions are made of."""
+        for scale in self.scales:
+            scale.quantize_by_chance(1.0)
+        results = self.call(*sample.quantized)
+        for scale in self.scales:
+            scale.quantize_by_chance(keep)
+        return results
 
 
 def _optimizer(
@@ -137,9 +147,15 @@ def _optimizer(
         groups.append({"params": [scale.scale], "lr": rate})
     if not groups:
         return None, []
-    optimizer = torch.optim.Adam(groups)
+    optimizer = torch.optim.Adam(groups, fused=_fusible(groups))
     own = optimizer.param_groups[bool(weights) :]
     return optimizer, [(group, group["lr"]) for group in own]
+
+
+def _fusible(groups: list[dict[str, Any]]) -> bool | None:
+    """Whether torch has one kernel for a step of Adam on all these."""
+    parameters = [p for group in groups for p in group["params"]]
+    return all(p.device.type in ("cpu", "cuda") and p.dtype is torch.float32 for p in parameters) or None
 
 
 def _mixed(sample: Sample, keep: float, source: torch.Generator) -> list[Any]:

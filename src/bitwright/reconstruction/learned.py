@@ -136,6 +136,10 @@ class LearnedScale(Learned):
         method.start(*self.quantizer.qparams())
         self.quantizer.method = method.to(self.quantizer.qparams()[0].device).train()
 
+    def quantize_by_chance(self, keep: float) -> None:
+        """Quantize each value with probability ``keep`` from now on."""
+        self.quantizer.method.prob = keep
+
     @property
     def scale(self) -> nn.Parameter:
         """The scale while it learns."""

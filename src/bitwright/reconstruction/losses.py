@@ -1,13 +1,11 @@
-"""Losses: how far a unit's results are from the float ones, and how far roundings are from decided."""
+"""Losses: how far a unit's results, and the predictions made of them, are from the float ones."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-
-from bitwright.reconstruction.learned import LearnedWeight
 
 
 def distance(results: Sequence[Any], targets: Sequence[Any], weights: Sequence[Tensor | None]) -> list[Tensor]:
@@ -19,12 +17,6 @@ def distance(results: Sequence[Any], targets: Sequence[Any], weights: Sequence[T
         else:
             found.append(((result - target).square() * weight).mean())
     return found
-
-
-def undecided(weights: Iterable[LearnedWeight], beta: float) -> Tensor:
-    """The mean of 1 - |2h - 1|^β over all weights: 1 where everything is half-way, 0 once all is up or down."""
-    sums = [weight.method.regularizer(beta) for weight in weights]
-    return torch.stack(sums).sum()
 
 
 def prediction_gap(results: Sequence[Any], targets: Sequence[Any], temperature: float = 1.0) -> Tensor:
