@@ -49,3 +49,9 @@ def test_beta_falls_after_the_warm_up_and_the_pressure_grows():
     assert settings.beta_at(19, 100) is None
     assert [settings.beta_at(step, 100) for step in (20, 60, 100)] == [20.0, 11.0, 2.0]
     assert [settings.pressure(step, 100) for step in (0, 50, 100)] == pytest.approx([1 / 30, 1.0, 30.0])
+
+
+def test_activations_are_dropped_where_they_are_coarse():
+    assert [Settings().keep_at(bits) for bits in (2, 4, 7, 8, 16)] == [0.5, 0.5, 0.5, 1.0, 1.0]
+    assert Settings(keep=0.25).keep_at(8) == 0.25
+    assert Settings(method="brecq", keep=0.25).keep_at(4) == 1.0

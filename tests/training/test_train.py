@@ -184,3 +184,40 @@ def test_what_cannot_be_trained_is_refused():
     bw.reconstruct(other, batches, steps=30, lr=0.1)
     with pytest.raises(ConfigError, match="train before that"):
         bw.train(other, data, F.cross_entropy)
+
+
+def statistics_of(model):
+    return [v.clone() for n, v in model.state_dict().items() if "running_" in n]
+
+
+def test_norms_get_the_statistics_of_the_trained_weights():
+    """As a written-out pass: with all layers before it done, each norm has the mean over batches of the batch's own."""
+    model, data, _ = trained(epochs=1, lr=0.1, batch_statistics=True)
+    norm, seen = model.get_submodule("2.bn1"), []
+    hook = norm.register_forward_pre_hook(lambda _, args: seen.append(args[0].double().mean((0, 2, 3))))
+    with torch.no_grad():
+        for x, _ in data:
+            model(x)
+    hook.remove()
+    assert torch.allclose(norm.running_mean.double(), torch.stack(seen).mean(0), atol=1e-5)
+    lagging, _, _ = trained(epochs=1, lr=0.1, batch_statistics=True, freeze_norms_after=0)
+    assert not torch.allclose(norm.running_mean, lagging.get_submodule("2.bn1").running_mean, atol=1e-3)
+
+
+def test_a_loader_that_is_read_once_leaves_the_statistics_of_training():
+    model, batches = calibrated("residual", qat_recipe("lsq"))
+    before = statistics_of(model)
+    bw.train(model, iter(labelled(batches)), F.cross_entropy, lr=0.02, batch_statistics=True)
+    assert not all(torch.equal(a, b) for a, b in zip(statistics_of(model), before, strict=True))
+
+
+def test_weights_without_a_size_are_not_trained_with_folded_norms():
+    assert qat_recipe("pact", "W4A8").weight.method == "LearnableFakeQuantize"
+    assert qat_recipe("pact", "W4A4").weight.method == "DoReFaFakeQuantize"
+    assert qat_recipe("dorefa", "W4A8", backend="academic").weight.method == "DoReFaFakeQuantize"
+    with pytest.raises(ConfigError, match=r"onnxruntime .*W4A4, or the word 'pact'"):
+        qat_recipe("dorefa", "W4A8")
+    weight = {"method": "DoReFaFakeQuantize", "method_options": {"normalize": True}}
+    model, batches = calibrated("residual", {"preset": "W4A8", "weight": weight})
+    with pytest.raises(ConfigError, match=r"2\.conv1: the weights of DoReFaFakeQuantize have one size"):
+        bw.train(model, labelled(batches), F.cross_entropy, batch_statistics=True)

@@ -88,6 +88,7 @@ class APoTFakeQuantize(NonUniformMethod):
         table = nearest_table(additive_powers(spec.bits - int(spec.format.signed)))
         self.register_buffer("table", table.float(), persistent=False)
         self.weight_norm = flag(self, "weight_norm", weight_norm)
+        self.keeps_size = not weight_norm
         self.use_grad_scaling = flag(self, "use_grad_scaling", use_grad_scaling)
         self.register_parameter("alpha", None)
 

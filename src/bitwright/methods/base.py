@@ -40,6 +40,7 @@ class Method(nn.Module):
         uniform: whether results lie on the grid ``(q - zero_point) * scale``, so that they can be stored as integers.
         floating: whether it can round to fp8, too.
         has_range: whether it has a range of its own and needs no calibrated one.
+        keeps_size: whether what it gives grows with what it is given.
         reconstruction: the method of ``bw.reconstruct`` that teaches it what it is chosen for; empty once it is taught,
             or if calibration or ordinary training does.
     """
@@ -47,6 +48,7 @@ class Method(nn.Module):
     uniform = True
     floating = False
     has_range = False
+    keeps_size = True
     reconstruction = ""
 
     def __init__(self, spec: QuantSpec) -> None:

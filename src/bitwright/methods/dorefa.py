@@ -95,6 +95,7 @@ class DoReFaFakeQuantize(Method):
         if self.role == "activation" and normalize:
             raise ConfigError("the option normalize of DoReFaFakeQuantize is for weights; this is for an activation")
         self.uniform = self.role == "activation" or normalize
+        self.keeps_size = self.role == "activation"
 
     def qparams(self, scale: Tensor, zero_point: Tensor) -> tuple[Tensor, Tensor]:
         """The scale of [0, 1] for activations, of [-1, 1] for weights."""

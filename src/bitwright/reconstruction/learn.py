@@ -57,7 +57,7 @@ class Lesson:
             return self._learn(source)
 
     def _learn(self, source: torch.Generator) -> int:
-        keep = self.settings.keep if self.settings.method == "qdrop" else 1.0
+        keep = self.settings.keep_at(min((q.spec.bits for q in self.activations), default=8))
         for weight in self.weights:
             weight.begin()
             if self.settings.weight_scale_lr:

@@ -138,7 +138,7 @@ class LearnedScale(Learned):
 
     def quantize_by_chance(self, keep: float) -> None:
         """Quantize each value with probability ``keep`` from now on."""
-        self.quantizer.method.prob = keep
+        self.quantizer.method.prob = keep  # pyrefly: ignore
 
     @property
     def scale(self) -> nn.Parameter:

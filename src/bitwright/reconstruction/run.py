@@ -57,7 +57,7 @@ def reconstruct(
     warmup: float = 0.2,
     beta: tuple[float, float] = (20.0, 2.0),
     rounding_weight: float = 3.0,
-    keep: float = 0.5,
+    keep: float | None = None,
     merge: int = 1,
     prediction: float = 0.0,
     temperature: float = 1.0,
@@ -93,7 +93,8 @@ def reconstruct(
         beta: exponent of the regulariser, from and to.
         rounding_weight: strength of the regulariser half-way, beside an error of 1, that of nearest rounding; it grows
             from 1/30 to 30 times that.
-        keep: probability that an activation is quantized (``"qdrop"``).
+        keep: probability that an activation is quantized (``"qdrop"``); by default 0.5 in units with activations of
+            fewer than 8 bits, and 1 in others, which then learn to make up for the errors of units before them.
         merge: how many neighbouring units are learned as one.
         prediction: weight of PD-Quant's loss, the Kullback-Leibler divergence between the float model's predictions and
             those that its later units make of this unit's results. 1 weighs it like the unit's error, both as shares of

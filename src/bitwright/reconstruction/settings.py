@@ -24,7 +24,7 @@ class Settings:
     warmup: float = 0.2
     beta: tuple[float, float] = (20.0, 2.0)
     rounding_weight: float = 3.0
-    keep: float = 0.5
+    keep: float | None = None
     merge: int = 1
     prediction: float = 0.0
     temperature: float = 1.0
@@ -37,7 +37,8 @@ class Settings:
             if value not in get_args(known):
                 raise ConfigError(f"reconstruct: {name} cannot be {value!r}{suggest(str(value), get_args(known))}")
         for name, lowest, highest in _LIMITS:
-            _check_number(name, getattr(self, name), lowest, highest)
+            if (name, getattr(self, name)) != ("keep", None):
+                _check_number(name, getattr(self, name), lowest, highest)
         for name in ("steps", "batch_size", "merge", "seed"):
             if not isinstance(getattr(self, name), int):
                 raise ConfigError(f"reconstruct: {name} is a whole number, not {getattr(self, name)!r}")
@@ -50,6 +51,15 @@ class Settings:
         if self.unit != "auto":
             return self.unit
         return "layer" if self.method == "adaround" else "block"
+
+    def keep_at(self, bits: int) -> float:
+        """The probability that activations are quantized in a unit, given the fewest bits that any of them has.
+
+        Chance makes coarse activations robust. Fine ones need none, and it would hide the errors of earlier units.
+        """
+        if self.method != "qdrop":
+            return 1.0
+        return self.keep if self.keep is not None else 0.5 if bits < 8 else 1.0
 
     def beta_at(self, step: int, steps: int) -> float | None:
         """The exponent of the rounding regulariser, which falls linearly; None in the warm-up."""

@@ -1,17 +1,22 @@
 """train: a small loop that trains a quantized model."""
 
+import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from bitwright.calibration import as_inputs
+from bitwright.correction.channel_maps import norm_place
+from bitwright.correction.norms import reestimate_norms
 from bitwright.errors import CalibrationError, ConfigError
 from bitwright.methods import parameter_groups
+from bitwright.nn.layer import QuantLayer
 from bitwright.nn.norm import freeze_batchnorm, unfreeze_batchnorm
 from bitwright.preparation import ledger_of
 from bitwright.progress import track
@@ -21,6 +26,9 @@ from bitwright.training.bits import change_bits
 from bitwright.training.distillation import Distillation
 from bitwright.training.oscillation import Oscillations
 from bitwright.training.ranges import freeze_ranges
+
+_log = logging.getLogger(__name__)
+_FRESH = 50  # batches that give BatchNorms their statistics after training
 
 
 @dataclass(frozen=True)
@@ -87,7 +95,9 @@ def train(
         distill: part of the loss, from 0 to 1, that is the distance to the float model's predictions.
         temperature: of distillation.
         teacher: another model to learn from than the float one.
-        batch_statistics: let BatchNorms normalize by the batch and move their statistics.
+        batch_statistics: let BatchNorms normalize by the batch and move their statistics. These lag behind weights that
+            move; after the last epoch the first batches give them anew, unless they were frozen before or the loader
+            cannot be read again.
         freeze_norms_after: the epoch from which on their statistics stay.
         freeze_ranges_after: the epoch from which on scales stay.
         average: decay of a moving average of weights, which the model has in the end.
@@ -99,6 +109,8 @@ def train(
         progress: show a progress bar; by default only on a terminal.
     """
     _check(model, epochs, distill)
+    if batch_statistics:
+        _check_sizes(model)
     teach = Distillation(model, temperature, teacher) if distill else None
     (unfreeze_batchnorm if batch_statistics else freeze_batchnorm)(model)
     if optimizer is None:
@@ -118,8 +130,8 @@ def train(
             freeze_ranges(model)
         begin = time.perf_counter()
         value, steps = run.epoch(epoch, loader, progress)
-        if mean is not None and epoch == epochs - 1:
-            mean.apply()
+        if epoch == epochs - 1:
+            run.finish(loader, norms=batch_statistics and (freeze_norms_after is None or freeze_norms_after >= epochs))
         score = None if evaluate is None else float(evaluate(model))
         result.epochs.append(EpochResult(value, steps, time.perf_counter() - begin, score))
     return result
@@ -172,6 +184,16 @@ class _Run:
             raise CalibrationError("the data to train with is empty: it gave no batch")
         return total / steps, steps
 
+    def finish(self, loader: Iterable[Any], *, norms: bool) -> None:
+        """Take the average of weights, and give BatchNorms the statistics that they meet with these weights."""
+        if self.mean is not None:
+            self.mean.apply()
+        if norms and isinstance(loader, Iterator):
+            _log.info("the loader cannot be read again: statistics of BatchNorms are those that training moved")
+        elif norms:
+            batches = [tuple(batch[:-1]) for batch in islice(loader, _FRESH)]
+            reestimate_norms(self.model, batches, against_float=False, progress=False)
+
     def step(self, batch: Any, fall: float) -> float:  # noqa: ANN401
         """Train on one batch with ``fall`` times the learning rates, and return the loss."""
         for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
@@ -192,6 +214,17 @@ class _Run:
         if self.mean is not None:
             self.mean.update()
         return float(value.detach())
+
+
+def _check_sizes(model: nn.Module) -> None:
+    """Refuse weights of one size in layers with a folded BatchNorm: the norm's factor would drift with each batch."""
+    for name, layer in model.named_modules():
+        if isinstance(layer, QuantLayer) and not layer.weight_quantizer.method.keeps_size and norm_place(layer):
+            raise ConfigError(
+                f"{name}: the weights of {layer.weight_quantizer.method_name} have one size, whatever the BatchNorm "
+                "that is folded into them gives; train without batch_statistics, or prepare for a backend that keeps "
+                "BatchNorms apart, such as 'academic'"
+            )
 
 
 def _check(model: nn.Module, epochs: int, distill: float) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from bitwright.backends import BACKENDS
 from bitwright.errors import ConfigError, suggest
 from bitwright.recipe import PRESETS, Recipe
 
@@ -18,12 +19,17 @@ _WORDS: dict[str, tuple[str, str, bool]] = {
 }
 
 
+_SIZELESS = "DoReFaFakeQuantize"  # its weights fill [-1, 1], whatever size a folded BatchNorm gives them
+
+
 def qat_recipe(method: str, preset: str = "W4A4", **more: Any) -> Recipe:
     """The recipe of a preset with the methods of a paper.
 
     Args:
-        method: ``"lsq"``, ``"lsq+"``, ``"pact"`` (with DoReFa's weights, as in its paper), ``"dorefa"``, ``"dsq"``,
-            ``"tqt"`` or ``"apot"``. The last two have no zero point: activations get signed specs.
+        method: ``"lsq"``, ``"lsq+"``, ``"pact"``, ``"dorefa"``, ``"dsq"``, ``"tqt"`` or ``"apot"``. The last two have
+            no zero point: activations get signed specs. DoReFa's weights are for backends that keep BatchNorms apart,
+            such as that of ``"W4A4"``; they lie on integers here, as files need it. PACT has them as in its paper, and
+            LSQ's where BatchNorms are folded.
         preset: such as ``"W4A4"``; first and last layers have 8 bits in those with few bits, and APoT leaves these to
             LSQ, as it is for few bits.
         more: further settings of the recipe, such as ``backend`` or ``rules``.
@@ -40,4 +46,18 @@ def qat_recipe(method: str, preset: str = "W4A4", **more: Any) -> Recipe:
     bits = base.get("activation", {}).get("bits") if isinstance(base.get("activation"), Mapping) else None
     if symmetric and bits is not None:
         settings["activation"] |= {"spec": f"int{bits} symmetric"}
+    if weight == _SIZELESS:
+        settings["weight"] = _sizeless(word, Recipe.parse({**settings, **more}).backend)
     return Recipe.parse({**settings, **more})
+
+
+def _sizeless(word: str, backend: str) -> dict[str, Any]:
+    """How weights are quantized by DoReFa, or instead of it where BatchNorms are folded into them."""
+    if not (backend in BACKENDS and BACKENDS.get(backend).folding.batchnorm):
+        return {"method": _SIZELESS, "method_options": {"normalize": True}}
+    if word == "pact":
+        return {"method": "LearnableFakeQuantize"}
+    raise ConfigError(
+        f"DoReFa's weights lose the size that {backend} gives them by folding BatchNorms; take a preset that keeps "
+        "these apart, such as W4A4, or the word 'pact' or 'lsq'"
+    )
