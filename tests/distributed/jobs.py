@@ -1,4 +1,4 @@
-"""What two ranks do in the tests, each in a process of its own; what they find goes into files."""
+"""What two or four ranks do in the tests, each in a process of its own; what they find goes into files."""
 
 import json
 import os
@@ -120,7 +120,56 @@ def qat(rank, world, folder):
     return found
 
 
-def dying(rank, world, folder):
+def shares(rank, world, folder):
+    """Calibration where some ranks have more batches than others, and learning by all of them."""
+    mine = data()[rank * BATCHES // world : (rank + 1) * BATCHES // world]
+    found = {name: scales(bw.calibrate(prepared(name), mine, uneven=True)) for name in FREE}
+    for loss in ("mse", "fisher"):
+        model = bw.calibrate(few_bits(), mine, uneven=True)
+        options = {"steps": 20, "loss": loss, "batch_size": 4, "checkpoint": folder / loss}
+        units = bw.reconstruct(model, mine, "qdrop", **options).units
+        again = bw.calibrate(few_bits(), mine, uneven=True)
+        bw.reconstruct(again, mine, "qdrop", **options)
+        states = plain(model.state_dict()), plain(again.state_dict())
+        found[loss] = [[unit.before, unit.after] for unit in units], states[0], states[0] == states[1]
+    found["no data"] = refused(lambda: bw.reconstruct(few_bits(calibrated=True), mine if rank else []))
+    other = few_bits(calibrated=True)
+    with torch.no_grad():
+        other.get_parameter("0.weight").add_(rank)
+    found["other weights"] = refused(lambda: bw.reconstruct(other, mine))
+    return found
+
+
+def few_bits(calibrated=False):
+    model = bw.prepare(net(), data()[0], "virtual", weight="int2 channel:0", activation="uint4")
+    return bw.calibrate(model, data(2), uneven=True) if calibrated else model
+
+
+def accumulating(rank, world, folder):
+    """Two micro batches before a step, the first without talking, in mixed precision or not."""
+    found = {}
+    for name, dtype in (("float32", None), ("bfloat16", torch.bfloat16)):
+        model = DistributedDataParallel(learning())
+        with model.no_sync():
+            backward(model, data(1)[0].repeat(2, 1, 1, 1)[rank : rank + 1], dtype)
+        backward(model, data(2)[1].repeat(2, 1, 1, 1)[rank : rank + 1], dtype)
+        torch.optim.SGD(model.parameters(), lr=1e-3).step()
+        found[name] = plain(model.module.state_dict())
+    return found
+
+
+def learning():
+    model = prepared("MinMaxObserver", "LearnableFakeQuantize", use_grad_scaling=False)
+    return bw.calibrate(model, data(2), uneven=True).train()
+
+
+def backward(model, batch, dtype=None):
+    with torch.autocast("cpu", dtype or torch.bfloat16, enabled=dtype is not None):
+        loss = model(batch).float().pow(2).mean()
+    (loss / 2).backward()
+
+
+def dying(rank, world, folder, what="calibrate"):
     batches = data()
 
     def mine():
@@ -129,7 +178,36 @@ def dying(rank, world, folder):
             os._exit(7)
         yield batches[1]
 
-    return {"error": refused(lambda: bw.calibrate(prepared(), mine(), timeout=20))}
+    def at_once(_=None):
+        return 0.0 if rank == 0 else os._exit(7)
+
+    def writing(call):
+        return at_once() if rank == 1 else call()
+
+    calls = {
+        "calibrate": lambda: bw.calibrate(prepared(), mine(), timeout=20),
+        "reconstruct": lambda: bw.reconstruct(few_bits(calibrated=True), mine(), timeout=20),
+        "learning": lambda: dies_learning(rank),
+        "sensitivity": lambda: bw.sensitivity(few_bits(calibrated=True), mine()),
+        "score": lambda: bw.sensitivity(few_bits(calibrated=True), batches, at_once),
+        "search": lambda: bw.search_bits(few_bits(calibrated=True), mine(), {"size": 700}, bits=(2, 4, 8)),
+        "save": lambda: writing(lambda: bw.save(few_bits(calibrated=True), folder / "m")),
+        "export": lambda: writing(lambda: bw.export(few_bits(calibrated=True), folder / "m.onnx")),
+    }
+    return {"error": refused(calls[what])}
+
+
+def dies_learning(rank):
+    from bitwright.reconstruction import learn
+
+    loss, steps = learn.Lesson._loss, []
+
+    def counted(*given):
+        steps.append(1)
+        return os._exit(7) if rank == 1 and len(steps) == 5 else loss(*given)
+
+    learn.Lesson._loss = counted
+    bw.reconstruct(few_bits(calibrated=True), data(), steps=20, timeout=20)
 
 
 def hanging(rank, world, folder):
@@ -144,7 +222,7 @@ def main():
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
-    found = {job: globals()[job](rank, world, folder) for job in jobs}
+    found = {job: globals()[job.partition(":")[0]](rank, world, folder, *job.split(":")[1:]) for job in jobs}
     (folder / f"rank{rank}.json").write_text(json.dumps(found))
     os._exit(0)  # a group that lost a rank does not end well by itself
 

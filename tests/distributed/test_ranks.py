@@ -1,4 +1,4 @@
-"""Two ranks do what one does on all of the data, and a rank that fails is an error on both, not a hang."""
+"""Two or four ranks do what one does on all of the data, and a rank that fails is an error on all, not a hang."""
 
 import json
 import os
@@ -12,22 +12,39 @@ import pytest
 import torch
 
 import bitwright as bw
-from tests.distributed.jobs import FREE, data, plain, prepared, scales, training, worth
+from tests.distributed.jobs import (
+    FREE,
+    backward,
+    data,
+    few_bits,
+    learning,
+    plain,
+    prepared,
+    scales,
+    training,
+    worth,
+)
 
 ROOT = Path(__file__).parents[2]
 
 
-def run(jobs, folder):
-    """Run jobs on two ranks; return what each found."""
+def run(jobs, folder, world=2):
+    """Run jobs on some ranks; return what each found."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    common = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
+    common = {
+        **os.environ,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+        "WORLD_SIZE": str(world),
+        "OMP_NUM_THREADS": "1",
+    }
     command = [sys.executable, "-m", "tests.distributed.jobs", jobs, str(folder)]
-    ranks = [subprocess.Popen(command, cwd=ROOT, env={**common, "RANK": str(rank)}) for rank in (0, 1)]
+    ranks = [subprocess.Popen(command, cwd=ROOT, env={**common, "RANK": str(rank)}) for rank in range(world)]
     for rank in ranks:
-        rank.wait(timeout=120)
-    files = [folder / f"rank{rank}.json" for rank in (0, 1)]
+        rank.wait(timeout=300)
+    files = [folder / f"rank{rank}.json" for rank in range(world)]
     return [json.loads(file.read_text()) if file.exists() else None for file in files]
 
 
@@ -107,10 +124,54 @@ def test_training_keeps_in_step(found):
             torch.testing.assert_close(torch.tensor(here[kind][name]), torch.tensor(value), rtol=1e-5, atol=1e-7)
 
 
-def test_a_rank_that_dies_is_an_error_on_the_other(tmp_path):
-    here, there = run("dying", tmp_path)
+@pytest.mark.parametrize("what", ["calibrate", "learning"])  # the others of tests.distributed.jobs.dying take as long
+def test_a_rank_that_dies_is_an_error_on_the_other(what, tmp_path):
+    here, there = run(f"dying:{what}", tmp_path)
     assert there is None
-    assert here["dying"]["error"].startswith("DistributedError: rank 0 of 2 waited for the others, at most 20 s")
+    error = here[f"dying:{what}"]["error"]
+    assert error.startswith("DistributedError: rank 0 of 2 waited for the others, at most 20 s")
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory):
+    return run("shares,accumulating", tmp_path_factory.mktemp("four"), world=4)
+
+
+def test_four_ranks_find_the_ranges_of_one(four):
+    for observer in FREE:
+        one = scales(bw.calibrate(prepared(observer), data()))
+        assert [rank["shares"][observer] for rank in four] == [one] * 4
+
+
+@pytest.mark.parametrize("loss", ["mse", "fisher"])
+def test_four_ranks_learn_the_same_and_go_on_from_a_checkpoint(loss, four):
+    units, state, resumed = four[0]["shares"][loss]
+    assert all(rank["shares"][loss] == [units, state, True] for rank in four)
+    assert resumed
+    assert sum(after for _, after in units) < 0.97 * sum(before for before, _ in units)
+    model = bw.calibrate(few_bits(), data())
+    alone = bw.reconstruct(model, data(), "qdrop", steps=20, loss=loss, batch_size=4).units
+    assert units[0][0] == pytest.approx(alone[0].before, rel=1e-6)
+
+
+def test_what_four_ranks_cannot_learn(four):
+    for rank in four:
+        assert "the data to reconstruct with is empty" in rank["shares"]["no data"]
+        assert "the model differs between ranks" in rank["shares"]["other weights"]
+
+
+@pytest.mark.parametrize(("name", "dtype", "near"), [("float32", None, 1e-3), ("bfloat16", torch.bfloat16, 2e-2)])
+def test_four_ranks_accumulate_gradients(name, dtype, near, four):
+    assert all(rank["accumulating"] == four[0]["accumulating"] for rank in four)
+    model = learning()
+    for batch in data(2):
+        backward(model, batch.repeat(2, 1, 1, 1), dtype)
+    before = plain(model.state_dict())
+    torch.optim.SGD(model.parameters(), lr=1e-3).step()
+    for key, value in plain(model.state_dict()).items():
+        change = torch.tensor(value) - torch.tensor(before[key])
+        found = torch.tensor(four[0]["accumulating"][name][key]) - torch.tensor(before[key])
+        torch.testing.assert_close(found, change, rtol=near, atol=near * float(change.abs().max()))
 
 
 def test_a_rank_that_hangs_is_waited_for_so_long_and_no_longer(tmp_path):

@@ -90,7 +90,7 @@ class LearnedWeight(Learned):
     def harden(self) -> None:
         """Round up or down for good."""
         self.method.harden()
-        self.rounding.requires_grad_(False)
+        self.rounding.requires_grad_(False).copy_(self.ups().float() * 2.0 - 1.0)  # as a checkpoint gives it back
         if self.method.stretching and self.method.stretch is not None:
             self.stretch_by(self.method.stretch.detach().clamp(1 / MOST_STRETCH, MOST_STRETCH))
 
