@@ -1,29 +1,41 @@
-"""Leave things as they were: the modes of a model's modules, and torch's random numbers."""
+"""Leave things as they were: the modes of a model's modules, and torch's random numbers; locks that survive a fork."""
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import nn
 
-_one_generator = threading.RLock()  # torch has one for all threads
+
+class ForkableLock:
+    """A lock that is new in a forked process, where a thread that may hold it does not go on.
+
+    Args:
+        kind: makes a lock.
+
+    Attributes:
+        now: the lock of this process; release the one that you acquired.
+    """
+
+    def __init__(self, kind: Callable[[], Any] = threading.RLock) -> None:
+        self._kind, self.now = kind, kind()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._renew)
+
+    def _renew(self) -> None:
+        self.now = self._kind()
 
 
-def _new_lock() -> None:
-    """Reset in a forked process, where the thread that may hold the lock does not go on."""
-    global _one_generator
-    _one_generator = threading.RLock()
-
-
-os.register_at_fork(after_in_child=_new_lock)
+_one_generator = ForkableLock()  # torch has one for all threads
 
 
 @contextmanager
 def random_numbers_kept() -> Iterator[None]:
     """Draw random numbers that the caller will draw, too; one thread at a time, as they share torch's generator."""
-    with _one_generator, torch.random.fork_rng(devices=[]):
+    with _one_generator.now, torch.random.fork_rng(devices=[]):
         yield
 
 

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bitwright.modes import ForkableLock
 from bitwright.numerics.kinds import kinds_of
 from bitwright.numerics.proof import difference
 
@@ -28,7 +29,7 @@ SMALL = 1 << 14
 # Let long formulas stay in one loop, which by default are cut in pieces that go through memory.
 _ONE_LOOP: dict[str, Any] = {"realize_reads_threshold": 64, "realize_opcount_threshold": 1024}
 _VECTOR_BITS = {"AVX512": 512, "AVX2": 256, "DEFAULT": 1}  # no vector has one bit: such kernels are scalar
-_lock = threading.Lock()
+_compiling = ForkableLock(threading.Lock)
 _made: list["Fused"] = []
 
 
@@ -82,14 +83,15 @@ class Fused:
 
     def _compiled(self, layout: Hashable, x: Tensor, args: tuple[Any, ...]) -> Callable[..., Any]:
         """Compile and prove the kernel of a layout; eager if that fails, and while another thread compiles."""
-        if not _lock.acquire(blocking=False):
+        lock = _compiling.now
+        if not lock.acquire(blocking=False):
             return self.eager
         try:
             if layout not in self._kernels:
                 self._kernels[layout] = self._proved(x, args)
             return self._kernels[layout]
         finally:
-            _lock.release()
+            lock.release()
 
     def _proved(self, x: Tensor, args: tuple[Any, ...]) -> Callable[..., Any]:
         try:

@@ -11,12 +11,13 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
+from bitwright.modes import ForkableLock
 from bitwright.torch_internals import mute_failed_graphs
 
 _SPEAKERS = ("torch", "onnxscript", "onnx_ir")
 _EARLY = "torch.onnx._internal.exporter._registration"  # speaks before its module has been imported by anything else
 _thread = threading.local()
-_one_at_a_time = threading.RLock()
+_one_at_a_time = ForkableLock()
 
 
 def _exporting() -> bool:
@@ -45,7 +46,7 @@ _mute_log = _MuteLog()
 @contextlib.contextmanager
 def quiet_exporter() -> Iterator[None]:
     """Let one thread at a time export, and say nothing meanwhile."""
-    with _one_at_a_time:
+    with _one_at_a_time.now:
         names = [n for n in (*logging.root.manager.loggerDict, _EARLY) if n.partition(".")[0] in _SPEAKERS]
         for name in names:
             logging.getLogger(name).addFilter(_mute_log)

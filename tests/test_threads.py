@@ -1,0 +1,105 @@
+"""Threads and processes: overlapping work, forks while a thread holds a lock, and DataLoaders with workers."""
+
+import contextlib
+import os
+import signal
+import threading
+import time
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+import bitwright as bw
+from bitwright.exporting.onnx import quiet
+from bitwright.numerics import fused
+from bitwright.quantizer import quantizers
+from tests.threads import rounds, simulate
+
+
+def test_threads_that_overlap():
+    """A sample; ``python -m tests.threads 200`` takes longer."""
+    assert rounds(2) == []
+
+
+def in_a_fork(work, seconds=60):
+    """Whether ``work`` returns True in a forked process, in time."""
+    child = os.fork()
+    if child == 0:  # nothing here may raise: pytest would go on in both processes
+        works = False
+        with contextlib.suppress(BaseException):
+            works = work()
+        os._exit(0 if works else 1)
+    deadline = time.monotonic() + seconds
+    while (done := os.waitpid(child, os.WNOHANG)) == (0, 0) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    if done == (0, 0):
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    return done == (child, 0)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+@pytest.mark.parametrize("lock", [quiet._one_at_a_time, fused._compiling], ids=["export", "compile"])
+def test_a_forked_process_is_not_locked_out(lock):
+    held, over = threading.Event(), threading.Event()
+
+    def hold():
+        with lock.now:
+            held.set()
+            over.wait(60)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    try:
+        assert held.wait(60)
+        assert in_a_fork(lambda: lock.now.acquire(timeout=5))
+        assert not lock.now.acquire(blocking=False)
+    finally:
+        over.set()
+        thread.join()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_process_prepares_and_calibrates():
+    expected = simulate(2, None)
+    assert in_a_fork(lambda: simulate(2, None) == expected)
+
+
+class Images(torch.utils.data.Dataset):
+    """Images that are computed by a prepared model, in whatever process asks for them."""
+
+    def __init__(self):
+        torch.manual_seed(0)
+        self.model = bw.prepare(nn.Conv2d(3, 3, 1).eval(), torch.ones(1, 3, 4, 4))
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        with torch.no_grad():
+            return self.model(torch.linspace(-index, 1, 48).reshape(1, 3, 4, 4))[0]
+
+
+def ranges(loader):
+    torch.manual_seed(1)
+    model = bw.calibrate(bw.prepare(nn.Conv2d(3, 4, 3).eval(), torch.ones(1, 3, 4, 4)), loader)
+    return [q.qparams()[0].tolist() for q in quantizers(model).values()]
+
+
+class Plain(Images):
+    """Images that need no model, which not every way of starting a process can send."""
+
+    def __init__(self):
+        self.model = nn.Identity()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+@pytest.mark.parametrize(("context", "images"), [("fork", Images), ("spawn", Plain)])
+def test_data_loaders_with_workers(context, images):
+    data = images()
+    loader = DataLoader(data, batch_size=2, num_workers=2, multiprocessing_context=context)
+    assert ranges(loader) == ranges(DataLoader(data, batch_size=2))
