@@ -12,7 +12,7 @@ MQBENCH = {
     "backend": "Academic",
     "extra_config": {
         "extra_qconfig_dict": {
-            "w_observer": "MinMaxObserver",
+            "w_observer": "MSEObserver",
             "a_observer": "EMAMinMaxObserver",
             "w_fakequantize": "LearnableFakeQuantize",
             "a_fakequantize": "DoReFaFakeQuantize",

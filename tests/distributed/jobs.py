@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import bitwright as bw
+from bitwright import distributed
 from bitwright.quantizer import quantizers
 
 BATCHES = 6
@@ -181,8 +182,10 @@ def dying(rank, world, folder, what="calibrate"):
     def at_once(_=None):
         return 0.0 if rank == 0 else os._exit(7)
 
-    def writing(call):
-        return at_once() if rank == 1 else call()
+    def writing(write):
+        model = few_bits(calibrated=True)
+        distributed.all_ranks.__wrapped__.__defaults__ = (20,)  # seconds, which save and export do not ask for
+        return at_once() if rank == 1 else write(model)
 
     calls = {
         "calibrate": lambda: bw.calibrate(prepared(), mine(), timeout=20),
@@ -191,8 +194,8 @@ def dying(rank, world, folder, what="calibrate"):
         "sensitivity": lambda: bw.sensitivity(few_bits(calibrated=True), mine()),
         "score": lambda: bw.sensitivity(few_bits(calibrated=True), batches, at_once),
         "search": lambda: bw.search_bits(few_bits(calibrated=True), mine(), {"size": 700}, bits=(2, 4, 8)),
-        "save": lambda: writing(lambda: bw.save(few_bits(calibrated=True), folder / "m")),
-        "export": lambda: writing(lambda: bw.export(few_bits(calibrated=True), folder / "m.onnx")),
+        "save": lambda: writing(lambda model: bw.save(model, folder / "m")),
+        "export": lambda: writing(lambda model: bw.export(model, folder / "m.onnx")),
     }
     return {"error": refused(calls[what])}
 

@@ -42,8 +42,12 @@ def run(jobs, folder, world=2):
     }
     command = [sys.executable, "-m", "tests.distributed.jobs", jobs, str(folder)]
     ranks = [subprocess.Popen(command, cwd=ROOT, env={**common, "RANK": str(rank)}) for rank in range(world)]
-    for rank in ranks:
-        rank.wait(timeout=300)
+    try:
+        for rank in ranks:
+            rank.wait(timeout=300)
+    finally:
+        for rank in ranks:
+            rank.kill()
     files = [folder / f"rank{rank}.json" for rank in range(world)]
     return [json.loads(file.read_text()) if file.exists() else None for file in files]
 
