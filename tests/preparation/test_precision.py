@@ -1,4 +1,4 @@
-"""Models in half and double precision: quantized with float32 scales, and exported once they are float32."""
+"""Models in half and double precision: quantized with float32 scales."""
 
 import pytest
 import torch
@@ -6,7 +6,6 @@ import torch.nn.functional as F
 from torch import nn
 
 import bitwright as bw
-from bitwright.errors import ExportError
 
 PRECISIONS = (torch.bfloat16, torch.float16, torch.float64)
 
@@ -43,14 +42,3 @@ def test_all_that_is_quantized_in_float32(precision):
     assert float((out.float() - float32).norm() / float32.norm()) < 0.1
     out.float().sum().backward()
     assert model.conv.weight.grad.dtype == precision
-
-
-@pytest.mark.parametrize("precision", PRECISIONS)
-def test_a_file_is_written_once_the_model_is_float32(precision, tmp_path):
-    x = torch.randn(4, 3, 8, 8)
-    model = bw.prepare(Net().eval().to(precision), x.to(precision))
-    bw.calibrate(model, [x.to(precision)])
-    with pytest.raises(ExportError, match=rf"conv computes in {precision}, and files in float32: call model.float\(\)"):
-        bw.export(model, tmp_path / "m.onnx")
-    model.float()
-    assert bw.verify(model, bw.export(model, tmp_path / "m.onnx", x), [x], runtimes=["onnxruntime"]).ok

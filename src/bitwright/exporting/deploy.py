@@ -23,6 +23,7 @@ from bitwright.exporting.modules import (
     GlobalAveragePool,
 )
 from bitwright.exporting.parts import DeployedQuantizer, KeepFloat, Site, TableQuantizer, as_integers, deployed
+from bitwright.exporting.precision import drop_idle_casts
 from bitwright.graph import CapturedModel
 from bitwright.graph.capture.objects import make_results_plain
 from bitwright.graph.expression import Expression, is_constant
@@ -189,6 +190,7 @@ class _Deploying:
             _keep_what_is_read(model, node)
         if not self.clean:
             rewrites.drop_redundant_activations(model, dict(model.named_modules()))
+            drop_idle_casts(model)
         rewrites.requantize_carried(model, dict(model.named_modules()))
         if not self.clean:
             rewrites.guard(model, dict(model.named_modules()))

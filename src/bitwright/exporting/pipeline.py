@@ -12,10 +12,10 @@ from bitwright.distributed import from_first_rank
 from bitwright.errors import ExportError
 from bitwright.exporting.deploy import deploy, float_twin
 from bitwright.exporting.formats import FORMATS, ExportOptions
+from bitwright.exporting.precision import in_float32, inputs_in, precision_of
 from bitwright.exporting.record import ExportedFile, ExportRecord, data_path
 from bitwright.files import check_output
 from bitwright.graph import Inputs
-from bitwright.nn.weight_sites import weight_sites
 from bitwright.preparation import Ledger, ledger_of
 
 
@@ -32,10 +32,14 @@ def export(
     model_name: str | None = None,
     external_data: bool | None = None,
     pack_weights: bool = False,
+    store_half: bool = False,
     quantized: bool = True,
     overwrite: bool = True,
 ) -> ExportedFile:
     """Write a prepared and calibrated model as a file; under ``torchrun`` rank 0 writes, and the others wait for it.
+
+    Files compute in float32 and integers. A model in half or double precision is written as its float32 twin, whose
+    inputs and outputs are float32, too.
 
     Args:
         model: the model; it is left untouched.
@@ -52,6 +56,8 @@ def export(
         external_data: store large tensors in ``<path>.data``; by default only if the file would have more than 2 GB.
         pack_weights: store weights of at most 4 bits in 4 bits (ONNX's INT4 and UINT4), not in bytes, for readers that
             have such kernels; onnxruntime's CPU provider computes such layers in float.
+        store_half: store constants that stay float in float16 or bfloat16 where one of them holds every value exactly,
+            as it does with a model in half precision. The file gets smaller and computes the same.
         quantized: write integers; False writes the float model, for comparison.
         overwrite: whether an existing file may be replaced.
 
@@ -62,11 +68,12 @@ def export(
     ledger = ledger_of(model)
     writer = FORMATS.get(format or next(iter(ledger.backend.formats), "onnx"))()
     inputs = Inputs.of(example_inputs) if example_inputs is not None else ledger.example
-    _check_precision(model)
+    if precision_of(model) is not torch.float32:
+        model, inputs = in_float32(model), inputs_in(inputs)
     files = writer.files(Path(path))
     unsigned = ledger.backend.activations.write_unsigned
     names = (input_names, output_names, opset_version, model_name)
-    options = ExportOptions(dynamic_shapes, unsigned, *names, external_data, pack_weights)
+    options = ExportOptions(dynamic_shapes, unsigned, *names, external_data, pack_weights, store_half)
 
     def write() -> bytes:
         for file in [*files, *([data_path(files[0])] if external_data else [])]:
@@ -91,13 +98,3 @@ def _as_written(ledger: Ledger) -> str:
         f". These run as written, and a file holds no Python: {', '.join(shown[:3])}{more}. Write them without "
         "decisions by data, or export the parts before and after them"
     )
-
-
-def _check_precision(model: nn.Module) -> None:
-    """Refuse layers in another precision than a file's: the simulation would not be what the file computes."""
-    for site in weight_sites(model):
-        if (precision := site.weight().dtype) != torch.float32:
-            raise ExportError(
-                f"{site.name} computes in {precision}, and files in float32: call model.float(), see whether its "
-                "accuracy is what you want, and export it with example_inputs in float32"
-            )

@@ -8,6 +8,7 @@ from torch import fx, nn
 from bitwright.exporting.deploy import Deployment, deploy
 from bitwright.exporting.modules import Call, DeployedLayer, GlobalAveragePool
 from bitwright.exporting.parts import Part
+from bitwright.exporting.precision import in_float32
 from bitwright.graph import CapturedModel
 from bitwright.graph.facts import facts
 from bitwright.graph.names import add_internal, qualified
@@ -67,11 +68,11 @@ def simulate(model: nn.Module, runtime: str = "onnxruntime") -> Simulated:
     Use it to evaluate a model, after calibration or in the course of training, as it will be once deployed.
 
     Args:
-        model: the prepared and calibrated model; it is left untouched.
+        model: the prepared and calibrated model; it is left untouched. The copy computes in float32, as files do.
         runtime: what to compute as (see ``bitwright.simulation.SIMULATED_RUNTIMES``).
     """
     arithmetic = SIMULATED_RUNTIMES.get(runtime)
-    deployment = deploy(model)
+    deployment = deploy(in_float32(model))
     simulated = Simulated(deployment.model, arithmetic.name)
     for prefix, region in list(deployment.model.named_modules()):
         if isinstance(region, CapturedModel):

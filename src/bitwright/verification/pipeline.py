@@ -31,6 +31,7 @@ from bitwright.verification.isolation.child import RuntimeDied
 from bitwright.verification.latency import add_float_times, measure_latency
 from bitwright.verification.limits import DEFAULT, Limits
 from bitwright.verification.outputs import OutputTally, as_tensor, leaves, simulate
+from bitwright.verification.precision import in_files_precision
 from bitwright.verification.proof import Proof, RuntimeProof, TensorCheck
 from bitwright.verification.runtimes.base import RUNTIMES, Runtime
 from bitwright.verification.tensors import TensorTally
@@ -84,14 +85,15 @@ def verify(
     format = format_of(source, next(iter(ledger.backend.formats), "onnx"))
     file = format.read(source)
     chosen = _choose(runtimes, ledger, file)
+    count = len(ledger.example.args)
+    data = [as_inputs(b, count) for b in itertools.islice(as_batches(batches), MOST_BATCHES)]
+    if not data:
+        raise VerifyError("the data to verify with is empty: it gave no batch")
+    model, data, notes = in_files_precision(model, data)
     with eval_mode(model):
         record = check_identity(model, file)
-        count = len(ledger.example.args)
-        data = [as_inputs(b, count) for b in itertools.islice(as_batches(batches), MOST_BATCHES)]
-        if not data:
-            raise VerifyError("the data to verify with is empty: it gave no batch")
         twin = file.float_twin()
-        proof = Proof(str(source), file.size, twin.size, limits=bounds)
+        proof = Proof(str(source), file.size, twin.size, limits=bounds, notes=notes)
         add_violations(proof, ledger.backend, file)
         for runtime in chosen:
             runtime.timeout = timeout

@@ -31,6 +31,7 @@ class ExportOptions:
         model_name: what the file calls the model; None for the name of its class.
         external_data: store large tensors in a file beside; None does so above the 2 GB that one file can hold.
         pack_weights: store weights of at most 4 bits in 4 bits, not in bytes.
+        store_half: store float constants in half precision where that is exact.
     """
 
     dynamic_shapes: Any = True
@@ -41,6 +42,7 @@ class ExportOptions:
     model_name: str | None = None
     external_data: bool | None = None
     pack_weights: bool = False
+    store_half: bool = False
 
     def __post_init__(self) -> None:
         for key in ("input_names", "output_names"):

@@ -46,6 +46,7 @@ def build(deployment: Deployment, inputs: Inputs, options: ExportOptions, format
     import onnx_ir as ir
 
     from bitwright.exporting.onnx.ends import name_inputs, name_outputs
+    from bitwright.exporting.onnx.half import store_half
     from bitwright.exporting.onnx.names import name_after_model
     from bitwright.exporting.onnx.opset import RICH, opset_for
     from bitwright.exporting.onnx.program import export_program
@@ -65,6 +66,8 @@ def build(deployment: Deployment, inputs: Inputs, options: ExportOptions, format
     operators = name_after_model(model, options.model_name or name, origins, results)
     if not deployment.clean and (options.unsigned_activations or opset >= RICH):  # see lowest_opset
         write_unsigned(model)
+    if options.store_half:
+        store_half(model.graph)
     record = ExportRecord(
         format=format,
         model=name,

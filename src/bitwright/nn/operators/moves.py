@@ -4,7 +4,7 @@ import operator as py
 
 import torch
 import torch.nn.functional as F
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
 from bitwright.nn.operators.base import Operator, Source, argument, register_operator
 
@@ -24,6 +24,11 @@ def _pads_with_known_values(node: fx.Node, module: nn.Module | None) -> bool:
     mode = "constant" if module is not None else argument(node, module, 2, "mode", "constant")
     # Minus infinity stands before a max-pool, which never chooses it.
     return mode != "constant" or argument(node, module, 3, "value") in (None, 0, 0.0, float("-inf"))
+
+
+def cast_float(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """The same floats in another precision, or in their own."""
+    return x.to(dtype)
 
 
 # The result holds every value of the input exactly once.
@@ -63,6 +68,7 @@ for _name, _sources in _SELECTIONS.items():
 for _name, _sources in {
     "roll": (torch.roll, torch.flip, "roll", "flip"),
     "contiguous": ("contiguous", "clone", torch.clone, "detach"),
+    "cast": (cast_float,),
 }.items():
     register_operator(Operator(_name, _sources, carries=True, rearranges=True, same_shape=True))
 register_operator(

@@ -1,0 +1,69 @@
+"""Precision: files compute in float32, so a model in another precision is exported and proven as its float32 twin.
+
+Scales are float32 in any case, and every half-precision weight is a float32, too: the integers are the same. What the
+twin leaves out is the rounding of half precision between operators.
+"""
+
+import copy
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from bitwright.graph import CapturedModel, Inputs
+from bitwright.graph.facts import dtype_of, facts, set_facts
+from bitwright.nn.operators.moves import cast_float
+from bitwright.nn.weight_sites import weight_sites
+
+_OTHERS = (torch.float16, torch.bfloat16, torch.float64)
+_LARGEST = torch.finfo(torch.float32).max
+_CASTS = ("half", "bfloat16", "double")
+
+
+def precision_of(model: nn.Module) -> torch.dtype:
+    """The precision of a model's quantized weights, or of its parameters in half precision, if that is not float32."""
+    kinds = [site.weight().dtype for site in weight_sites(model)]
+    kinds += [p.dtype for p in model.parameters() if p.dtype in _OTHERS[:2]]
+    return next((kind for kind in kinds if kind in _OTHERS), torch.float32)
+
+
+def in_float32(model: nn.Module) -> nn.Module:
+    """The model itself if it is in float32, or else a copy that is, casts in its graphs included."""
+    if precision_of(model) is torch.float32:
+        return model
+    twin = copy.deepcopy(model).float()
+    for region in [m for m in twin.modules() if isinstance(m, CapturedModel)]:
+        for node in region.graph.nodes:
+            if node.op == "call_method" and node.target in _CASTS:
+                node.target = "float"
+            node.args, node.kwargs = fx.node.map_aggregate((node.args, node.kwargs), _float32)
+            if (tensor := facts(node).tensor) is not None:
+                set_facts(node, tensor=tensor._replace(dtype=_float32(tensor.dtype)))
+        region.recompile()
+    return twin
+
+
+def inputs_in(inputs: Inputs, kind: torch.dtype = torch.float32) -> Inputs:
+    """The same call with float tensors of one precision."""
+
+    def cast(x: Any) -> Any:  # noqa: ANN401
+        return x.to(kind) if isinstance(x, Tensor) and x.is_floating_point() else x
+
+    given: Any = fx.node.map_aggregate((inputs.args, inputs.kwargs), cast)
+    return Inputs(given[0], dict(given[1]))
+
+
+def drop_idle_casts(model: CapturedModel) -> None:
+    """Drop casts to the precision that a tensor has, which would stand between quantizers and operators."""
+    for node in [n for n in model.graph.nodes if n.target is cast_float]:
+        source: Any = node.args[0]
+        if dtype_of(source) == node.args[1]:
+            node.replace_all_uses_with(source)
+            model.graph.erase_node(node)
+
+
+def _float32(value: Any) -> Any:  # noqa: ANN401
+    if isinstance(value, float) and math.isfinite(value):
+        return max(-_LARGEST, min(value, _LARGEST))  # the least double hides what a mask hides
+    return torch.float32 if isinstance(value, torch.dtype) and value in _OTHERS else value

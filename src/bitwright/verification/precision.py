@@ -1,0 +1,35 @@
+"""Compare a file with a model in half precision: by the float32 twin, and the twin with the model itself."""
+
+import torch
+from torch import Tensor, nn
+
+from bitwright.exporting.precision import in_float32, inputs_in, precision_of
+from bitwright.graph import Inputs
+from bitwright.modes import eval_mode
+from bitwright.verification.outputs import difference, magnitude, simulate, tensors_in
+
+
+def in_files_precision(model: nn.Module, data: list[Inputs]) -> tuple[nn.Module, list[Inputs], list[str]]:
+    """The model and the data in float32, in which files compute; and, where that changes them, by how much."""
+    kind = precision_of(model)
+    if kind is torch.float32:
+        return model, data, []
+    twin, single = in_float32(model), [inputs_in(inputs) for inputs in data]
+    with eval_mode(model), eval_mode(twin):
+        pairs = [(simulate(twin, a), simulate(model, inputs_in(a, kind))) for a in single]
+    worst = max(
+        (_apart(*both) for one, other in pairs for both in zip(tensors_in(one), tensors_in(other), strict=True))
+    )
+    name = str(kind).removeprefix("torch.")
+    note = (
+        f"the model computes in {name} and the file in float32: it was compared with the model in float32, from which "
+        f"the model in {name} differs by up to {100 * worst:.2g}% of an output's magnitude on this data"
+    )
+    return twin, single, [note]
+
+
+def _apart(ours: Tensor, theirs: Tensor) -> float:
+    """The largest difference of two results, as a share of the magnitude; infinite if their shapes differ."""
+    if ours.shape != theirs.shape:
+        return float("inf")
+    return float(difference(ours, theirs).max()) / (magnitude(ours) or 1.0) if ours.numel() else 0.0
