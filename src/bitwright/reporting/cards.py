@@ -111,6 +111,7 @@ def _gap(runtime: RuntimeProof) -> Line | None:
         return Line(runtime.runtime, NOT_MEASURED, outputs, style="warn")
     line = Line(runtime.runtime, count(runtime.largest, "step"), outputs)
     if runtime.first_deviation is not None:
-        line.note = f"first above one step: {runtime.first_deviation.name}; {outputs}"
+        why = f" ({runtime.diagnosis})" if runtime.diagnosis is not None else ""
+        line.note = f"first above one step: {runtime.first_deviation.name}{why}; {outputs}"
     line.style = "warn" if runtime.first_deviation is not None or worst is None else ""
     return line

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from bitwright.verification.limits import DEFAULT, Limits
 from bitwright.verification.proof import (
+    Diagnosis,
     Latency,
     OperatorCheck,
     OutputCheck,
@@ -28,6 +29,7 @@ __all__ = [
     "CONSTRAINTS",
     "DEFAULT",
     "RUNTIMES",
+    "Diagnosis",
     "Executed",
     "Finding",
     "Latency",

@@ -13,7 +13,7 @@ from torch import nn
 from bitwright.backends import Backend
 from bitwright.calibration import as_batches, as_inputs
 from bitwright.errors import ConfigError, VerifyError
-from bitwright.exporting import ExportRecord, LoadedFile
+from bitwright.exporting import ExportedTensor, ExportRecord, LoadedFile
 from bitwright.exporting.deploy import float_twin
 from bitwright.exporting.formats.base import format_of
 from bitwright.graph import Inputs
@@ -109,7 +109,7 @@ def verify(
                     found = _crashed(runtime, file, feeds_of(model, file, data[0]), error)
                 missed = bounds.missed_by(found) if bounds is not None else []
                 if missed and not asked:
-                    raise VerifyError("; ".join(missed))
+                    raise VerifyError("; ".join(missed) + (f"; {found.diagnosis}" if found.diagnosis else ""))
             except VerifyError as error:
                 if asked:
                     raise
@@ -185,6 +185,7 @@ def _prove(
     weights = {t.quantizer for t in record.tensors if t.kind == "weight"}
     tensors, outputs = TensorTally(record.tensors, file.constant), OutputTally(file.outputs, weights)
     session, watch, executed = runtime.open(file), None, None
+    deviating: tuple[ExportedTensor, dict[str, np.ndarray]] | None = None
     for inputs in track(data, f"verifying in {runtime.name}", show=show):
         feeds = feeds_of(model, file, inputs)
         results = session(feeds)
@@ -196,9 +197,15 @@ def _prove(
             watch = watch or Watcher(runtime, file, feeds, results, executed).watch(tensors.watched)
             with tensors.follow(model, watch(feeds), watch.fused, watch.untouched):
                 following = simulate(model, inputs)
+            first = tensors.deviating()
+            deviating = (first, feeds) if first is not None and (not deviating or deviating[0] != first) else deviating
         outputs.add(simulation, inputs, results, following)
     proof.outputs, proof.tensors = outputs.checks(), tensors.checks() if record.quantized else _all_float(model)
     proof.notes += [*hardware_notes(file, record), *_lost_results(simulate(simulation, data[0]))]
+    if deviating is not None:
+        from bitwright.verification.diagnosis import diagnose
+
+        proof.diagnosis = diagnose(runtime, file, deviating[1], deviating[0].name, deviating[0].tensor)
     return proof
 
 

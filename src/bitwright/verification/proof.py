@@ -128,6 +128,34 @@ class Latency:
 
 
 @dataclass
+class Diagnosis:
+    """Why a runtime gives other values than the file says, as far as trying reasons told.
+
+    Attributes:
+        tensor: the first quantized tensor that is off by more than one step.
+        reasons: what explains it: prevented, the runtime does not deviate; or emulated, its values come out.
+        words: the same in words.
+        tried: all that was tried.
+        alone: whether the layer deviates on its own, not only within the whole file.
+        problem: why nothing could be found out, if so.
+    """
+
+    tensor: str
+    reasons: list[str] = field(default_factory=list)
+    words: list[str] = field(default_factory=list)
+    tried: list[str] = field(default_factory=list)
+    alone: bool = False
+    problem: str = ""
+
+    def __str__(self) -> str:
+        where = "" if self.alone else " (within the whole file only)"
+        if self.reasons:
+            pairs = zip(self.reasons, self.words, strict=True)
+            return f"likely reason{where}: " + "; ".join(f"{reason}: {words}" for reason, words in pairs)
+        return f"no reason found: {self.problem or 'tried ' + (', '.join(self.tried) or 'nothing') + where}"
+
+
+@dataclass
 class RuntimeProof:
     """What one runtime does with the file.
 
@@ -142,6 +170,7 @@ class RuntimeProof:
         unweighed: the layers and products that no executed operator claims to be.
         latency: its speed, if measured.
         crash: how it crashed or hung, and at which operator, if it did.
+        diagnosis: why it deviates, if it does by more than one step.
         notes: what else there is to know.
     """
 
@@ -156,6 +185,7 @@ class RuntimeProof:
     latency: Latency | None = None
     crash: str = ""
     notes: list[str] = field(default_factory=list)
+    diagnosis: Diagnosis | None = None
 
     @property
     def coverage(self) -> float | None:

@@ -70,6 +70,14 @@ class TensorTally:
         """The tensors that the runtime has to give out."""
         return [e.tensor for e in self._entries.values() if e.tensor and e.kind == "activation"]
 
+    def deviating(self) -> ExportedTensor | None:
+        """The first computed tensor, so far, that is off by more than one step."""
+        for key, entry in self._entries.items():
+            check = self._checks.get(key)
+            if check is not None and check.kind == "activation" and (check.largest or 0) > 1:
+                return entry
+        return None
+
     @contextmanager
     def follow(
         self,

@@ -32,7 +32,8 @@ def _runtime(proof: RuntimeProof) -> Iterator[str]:
         yield f"  float: {line}"
     yield f"  {_tensor(proof)}"
     if proof.first_deviation:
-        yield f"  first tensor off by more than one step: {proof.first_deviation.name}"
+        why = f"; {proof.diagnosis}" if proof.diagnosis is not None else ""
+        yield f"  first tensor off by more than one step: {proof.first_deviation.name}{why}"
     for tensor in proof.uncompared:
         yield f"  not compared: {tensor.name} ({tensor.reason})"
     yield f"  {_output(proof)}"

@@ -1,0 +1,148 @@
+"""Trials: one reason each why a runtime deviates. A new one is one function with ``@register_trial``.
+
+A trial changes the operators around a tensor that deviates, and says whether there was anything to change. One that
+*prevents* is run in the runtime and by the book: if they agree now, what was prevented is the reason. One that
+*emulates* is run by the book: if that gives what the runtime gives, what was emulated is the reason.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from onnx import TensorProto, helper, numpy_helper
+
+from bitwright.registry import Registry
+from bitwright.verification.diagnosis.subject import Subject
+
+TRIALS: Registry["Trial"] = Registry("trial")
+Change = Callable[[Subject], bool]
+_LEAST = float(np.finfo(np.float32).min)
+_SAFE = 64  # 255 · (64 + 64) fits 16 bits
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One reason, and the change that shows it.
+
+    Attributes:
+        name: the reason.
+        words: what is said if it is the reason.
+        how: whether the change prevents it or emulates it.
+        change: changes a subject; False if there is nothing to change.
+        rank: those of a lower rank are tried first: the more special ones.
+    """
+
+    name: str
+    words: str
+    how: Literal["prevents", "emulates"]
+    change: Change
+    rank: int = 0
+
+
+def register_trial(
+    name: str, words: str, how: Literal["prevents", "emulates"], *, rank: int = 0, override: bool = False
+) -> Callable[[Change], Change]:
+    """File a change as a trial of a reason."""
+
+    def decorate(change: Change) -> Change:
+        TRIALS.register(name, override=override)(Trial(name, words, how, change, rank))
+        return change
+
+    return decorate
+
+
+@register_trial("saturation", "sums of products saturate: with weights of 7 bits it does not deviate", "prevents")
+def seven_bits(subject: Subject) -> bool:
+    """Halve weights of 8 bits, whose pairs of products overflow 16 bits where a CPU adds them so."""
+    stored = _stored(subject, 1)
+    if stored is None or stored.data_type != TensorProto.INT8:
+        return False
+    values = numpy_helper.to_array(stored)
+    if np.abs(values.astype(np.int16)).max(initial=0) <= _SAFE:
+        return False
+    stored.CopyFrom(numpy_helper.from_array((values / 2).astype(np.int8), stored.name))
+    return True
+
+
+@register_trial("bias precision", "it rounds the bias: without a bias it does not deviate", "prevents")
+def without_bias(subject: Subject) -> bool:
+    """Let the bias be 0."""
+    stored = _stored(subject, 2)
+    if stored is None:
+        return False
+    stored.CopyFrom(numpy_helper.from_array(np.zeros_like(numpy_helper.to_array(stored)), stored.name))
+    return True
+
+
+@register_trial("bf16", "it computes in bfloat16: so rounded, the same values come out", "emulates")
+def in_bfloat16(subject: Subject) -> bool:
+    """Round what the layer reads and makes to bfloat16."""
+    layer = subject.layer
+    if layer is None:
+        return False
+    name = layer.name
+    for tensor in dict.fromkeys([*layer.input, layer.output[0]]):
+        own = tensor == layer.output[0]
+        narrow, wide = f"{tensor}/bf16", f"{tensor}/wide"
+        cast = helper.make_node("Cast", [tensor], [narrow], f"{narrow}/{name}", to=TensorProto.BFLOAT16)
+        back = helper.make_node("Cast", [narrow], [wide], f"{wide}/{name}", to=TensorProto.FLOAT)
+        subject.insert(tensor, wide, cast, back, reader="" if own else name)
+    return True
+
+
+@register_trial("double rounding", "it rounds twice: with one more rounding the same values come out", "emulates")
+def rounded_before(subject: Subject) -> bool:
+    """Round what the layer makes, and what goes into it unrounded, in the steps of a tensor that it reads."""
+    layer, nodes = subject.layer, subject.nodes
+    read = [nodes[i] for i in layer.input if i in nodes] if layer is not None else []
+    steps = next((list(n.input[1:]) for n in read if n.op_type == "DequantizeLinear"), None)
+    if layer is None or steps is None:
+        return False
+    unrounded = [n.output[0] for n in read if n.op_type != "DequantizeLinear"]
+    for tensor in unrounded or [layer.output[0]]:
+        integers, values = f"{tensor}/rounded", f"{tensor}/read"
+        quantize = helper.make_node("QuantizeLinear", [tensor, *steps], [integers], integers)
+        dequantize = helper.make_node("DequantizeLinear", [integers, *steps], [values], values)
+        subject.insert(tensor, values, quantize, dequantize)
+    return True
+
+
+@register_trial(
+    "re-quantization", "it scales and rounds the result in integers: apart from its quantizer it does not deviate",
+    "prevents", rank=1,
+)  # fmt: skip
+def apart_from_quantizer(subject: Subject) -> bool:
+    """Keep the layer and the quantizer of its result from being joined."""
+    layer = subject.layer
+    if layer is not None:
+        _guard(subject, layer.output[0])
+    return layer is not None
+
+
+@register_trial("integer arithmetic", "its integer kernel differs: in float it does not deviate", "prevents", rank=2)
+def in_float(subject: Subject) -> bool:
+    """Keep the layer and the quantizers of its inputs from being joined."""
+    layer = subject.layer
+    if layer is None:
+        return False
+    computed = [i for i in dict.fromkeys(layer.input) if i in subject.nodes]
+    for tensor in computed:
+        _guard(subject, tensor, layer.name)
+    return bool(computed)
+
+
+def _guard(subject: Subject, tensor: str, reader: str = "") -> None:
+    """Put an operator that changes nothing, and that nothing is joined with, behind a tensor."""
+    least, made = f"{tensor}/least", f"{tensor}/guarded"
+    subject.model.graph.initializer.append(numpy_helper.from_array(np.array(_LEAST, np.float32), least))
+    subject.insert(tensor, made, helper.make_node("Max", [tensor, least], [made], made), reader=reader)
+
+
+def _stored(subject: Subject, position: int) -> TensorProto | None:
+    """The constant behind an input of the layer, dequantized, transposed, or as it is."""
+    layer, nodes, constants = subject.layer, subject.nodes, subject.constants
+    name = layer.input[position] if layer is not None and len(layer.input) > position else ""
+    while name in nodes and nodes[name].op_type in ("DequantizeLinear", "Transpose"):
+        name = nodes[name].input[0]
+    return constants.get(name)
