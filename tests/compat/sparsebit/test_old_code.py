@@ -180,7 +180,7 @@ def test_schedules_and_profiler(model, x):
     qmodel(x)
     qmodel.calc_qparams()
     errors = QuantizationErrorProfiler(qmodel.model).apply(x, F.mse_loss, is_async=True)
-    assert errors == qmodel.get_quantization_error(x)
+    assert errors == qmodel.get_quantization_error(x) == QuantizationErrorProfiler(qmodel).apply(x)
     assert all(float(error) > 0 for error in errors.values())
 
 

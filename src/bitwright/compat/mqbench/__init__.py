@@ -2,6 +2,7 @@
 
 from bitwright.compat.mqbench.backend_type import BackendType
 from bitwright.compat.mqbench.fuser_method_mappings import ConvBNReLUFusion, fuse_linear_bn
+from bitwright.compat.mqbench.gone import GONE
 from bitwright.compat.mqbench.prepare_by_platform import prepare_by_platform
 from bitwright.compat.mqbench.translate import to_recipe
 from bitwright.compat.mqbench.utils.state import (
@@ -12,3 +13,6 @@ from bitwright.compat.mqbench.utils.state import (
     enable_calibration_woquantization,
     enable_quantization,
 )
+from bitwright.compat.old_paths import add_paths
+
+add_paths(__name__, {}, refused=GONE)

@@ -1,30 +1,7 @@
 """Observers by MQBench's names."""
 
-from bitwright.observers import Observer as ObserverBase
-from bitwright.observers.clip_std import ClipStdObserver
-from bitwright.observers.ema_minmax import EMAMinMaxObserver
-from bitwright.observers.ema_mse import EMAMSEObserver
-from bitwright.observers.ema_quantile import EMAQuantileObserver
-from bitwright.observers.lsq import LSQObserver
-from bitwright.observers.lsq_plus import LSQPlusObserver
-from bitwright.observers.minmax import MinMaxObserver
-from bitwright.observers.minmax_floor import MinMaxFloorObserver
-from bitwright.observers.mse import MSEObserver
-from bitwright.observers.pot_mode import PoTModeObserver
+from bitwright.observers import OBSERVERS, Observer
 
-EMAMinMaxFloorObserver = PoTModeObserver
-
-__all__ = [
-    "ClipStdObserver",
-    "EMAMSEObserver",
-    "EMAMinMaxFloorObserver",
-    "EMAMinMaxObserver",
-    "EMAQuantileObserver",
-    "LSQObserver",
-    "LSQPlusObserver",
-    "MSEObserver",
-    "MinMaxFloorObserver",
-    "MinMaxObserver",
-    "ObserverBase",
-    "PoTModeObserver",
-]
+ObserverBase = Observer
+_NAMES = "MinMax EMAMinMax MinMaxFloor EMAMinMaxFloor PoTMode EMAQuantile ClipStd LSQ LSQPlus MSE EMAMSE"
+globals().update({f"{name}Observer": OBSERVERS.get(f"{name}Observer") for name in _NAMES.split()})

@@ -7,14 +7,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bitwright.compat.node_by_node import layer_errors
-from bitwright.graph import Inputs
+from bitwright.graph import CapturedModel, Inputs
 
 
 class QuantizationErrorProfiler:
-    """Runs a prepared and calibrated model node by node in float and quantized."""
+    """Runs a prepared and calibrated model, or that of a QuantModel, node by node in float and quantized."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.model = model
+        inside = getattr(model, "model", None)
+        self.model = inside if isinstance(inside, CapturedModel) else model
 
     def apply(
         self, data: Any, checker: Callable[[Tensor, Tensor], Any] = F.mse_loss, is_async: bool = True

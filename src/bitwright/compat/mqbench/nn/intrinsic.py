@@ -4,7 +4,7 @@ from torch import nn
 
 from bitwright.compat.refused import refuse
 
-_NAMES = (
+NAMES = (
     *("LinearBn1d", "ConvBn2d", "ConvBnReLU2d", "ConvReLU2d", "ConvFreezebn2d", "ConvFreezebnReLU2d"),
     *("ConvTransposeBn2d", "ConvTransposeReLU2d", "ConvTransposeBnReLU2d"),
     *("ConvTransposeFreezebn2d", "ConvTransposeFreezebnReLU2d"),
@@ -16,5 +16,5 @@ def _container(name: str) -> type[nn.Sequential]:
     return made  # pyrefly: ignore
 
 
-globals().update({name: _container(name) for name in _NAMES})
+globals().update({name: _container(name) for name in NAMES})
 __getattr__ = refuse(__name__, {})

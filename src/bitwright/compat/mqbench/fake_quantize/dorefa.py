@@ -1,3 +1,0 @@
-"""DoReFaFakeQuantize, under its old path."""
-
-from bitwright.methods.dorefa import DoReFaFakeQuantize as DoReFaFakeQuantize

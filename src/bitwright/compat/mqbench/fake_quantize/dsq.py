@@ -1,3 +1,0 @@
-"""DSQFakeQuantize, under its old path."""
-
-from bitwright.methods.dsq import DSQFakeQuantize as DSQFakeQuantize

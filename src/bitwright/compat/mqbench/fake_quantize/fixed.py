@@ -1,3 +1,0 @@
-"""FixedFakeQuantize, under its old path."""
-
-from bitwright.methods.fixed import FixedFakeQuantize as FixedFakeQuantize

@@ -1,3 +1,0 @@
-"""PACTFakeQuantize, under its old path."""
-
-from bitwright.methods.pact import PACTFakeQuantize as PACTFakeQuantize

@@ -1,3 +1,0 @@
-"""QDropFakeQuantize, under its old path."""
-
-from bitwright.methods.qdrop import QDropFakeQuantize as QDropFakeQuantize

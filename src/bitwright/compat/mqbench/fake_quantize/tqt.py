@@ -1,3 +1,0 @@
-"""TqtFakeQuantize, under its old path."""
-
-from bitwright.methods.tqt import TqtFakeQuantize as TqtFakeQuantize

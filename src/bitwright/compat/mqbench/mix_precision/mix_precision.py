@@ -1,3 +1,0 @@
-"""Mixed precision, under its old path."""
-
-from bitwright.compat.mqbench.mix_precision import __getattr__ as __getattr__
