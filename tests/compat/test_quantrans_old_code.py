@@ -12,6 +12,7 @@ from torch import nn
 
 from bitwright.compat.pytorch_quantization import enable_onnx_export
 from bitwright.compat.quantrans import (
+    QUANLAYERS,
     QUANTRANSFORMERS,
     Basemtransformer,
     ConfigDict,
@@ -116,3 +117,31 @@ def test_merging_dicts():
     into = {"a": {"x": 1, "y": 2}, "b": 3}
     dict_merge(into, {"a": {"x": 5}, "c": {"z": 1}})
     assert into == {"a": {"x": 5, "y": 2}, "b": 3, "c": {"z": 1}}
+
+
+CONVOLUTIONS = [name for name in QUANLAYERS.names() if "Conv" in name]
+LINEAR = [name for name in QUANLAYERS.names() if "Linear" in name]
+
+
+@pytest.mark.parametrize("place", range(len(CONVOLUTIONS)))
+def test_every_layer_trains_and_exports(place):
+    torch.manual_seed(0)
+    policy = {"Conv2d": {"type": CONVOLUTIONS[place]}, "Linear": {"type": LINEAR[place % len(LINEAR)]}}
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 4))
+    model = build_mtransformer({"type": "mTransformerV2", "quan_policy": policy})(net)
+    optimizer, x = torch.optim.SGD(model.parameters(), lr=0.01), torch.rand(4, 3, 8, 8)
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+    model.eval()
+    buffer = io.BytesIO()
+    with enable_onnx_export(), torch.no_grad():
+        torch.onnx.export(model, (x,), buffer, input_names=["x"])
+        expected = model(x)
+    options = onnxruntime.SessionOptions()
+    for level, limit in (("ORT_DISABLE_ALL", 1e-4), ("ORT_ENABLE_ALL", 0.1)):  # as it is written, then in integers
+        options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
+        session = onnxruntime.InferenceSession(buffer.getvalue(), options)
+        got = torch.tensor(session.run(None, {"x": x.numpy()})[0])
+        assert (got - expected).abs().median() <= limit * expected.abs().max()

@@ -227,15 +227,29 @@ class TableTensor(Part):
         return f"{len(self.levels)} levels, axis {self.axis}, group {self.group}"
 
 
-def deployed(quantizer: TensorQuantizer, site: Site | None = None) -> Part:
+class Multiply(nn.Module):
+    """Multiplies by a constant."""
+
+    def __init__(self, factor: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("factor", factor.detach().clone())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The product, in the precision of ``x``."""
+        return x * self.factor.to(x)
+
+
+def deployed(quantizer: TensorQuantizer, site: Site | None = None) -> nn.Module:
     """What quantizes a computed tensor as a quantizer does."""
     kind = TableQuantizer if quantizer.quantizes and _has_table(quantizer) else DeployedQuantizer
-    return kind(quantizer, site)
+    factor = quantizer.pre_quant_scale
+    return kind(quantizer, site) if factor is None else nn.Sequential(Multiply(factor), kind(quantizer, site))
 
 
 def as_integers(weight: Tensor, quantizer: TensorQuantizer, site: Site | None = None) -> "IntegerTensor | TableTensor":
     """Store a constant in the integers its quantizer gives it."""
-    weight = weight.detach()
+    weight, factor = weight.detach(), quantizer.pre_quant_scale
+    weight = weight if factor is None else weight * factor.to(weight)
     if _has_table(quantizer):
         return TableTensor(weight, quantizer, site)
     method = quantizer.method
@@ -245,11 +259,10 @@ def as_integers(weight: Tensor, quantizer: TensorQuantizer, site: Site | None = 
 
 def _has_table(quantizer: TensorQuantizer) -> bool:
     """Whether a table of values says what a quantizer does; raise where no file can."""
-    if quantizer.uniform or quantizer.spec.format.floating:
+    if quantizer.axes:
+        raise ExportError(f"the {_named(quantizer)} keeps ranges along several axes: no file can say that")
+    if quantizer.method.uniform or quantizer.spec.format.floating:
         return False
-    if quantizer.axes or quantizer.pre_quant_scale is not None:
-        what = "keeps ranges along several axes" if quantizer.axes else "multiplies before it rounds (pre_quant_scale)"
-        raise ExportError(f"the {_named(quantizer)} {what}: no file can say that")
     try:
         quantizer.method.levels()
     except ConfigError as error:
