@@ -7,7 +7,10 @@ which the system can take back at any time, do not count. *Mapped* steps have we
 
 import argparse
 import copy
+import os
 import shutil
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -22,6 +25,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import bitwright as bw
+from bitwright.distributed import rank, under_torchrun, world_size
 
 WIDTH = 1024
 BATCHES = 4
@@ -162,10 +166,42 @@ PAIRS = {
 }
 
 
+def calibrate_share(millions: float, batches: int) -> float:
+    """Seconds that the calibration of a rank's share takes; all ranks together have so many batches."""
+    torch.manual_seed(0)
+    with under_torchrun():
+        data = [torch.randn(256, WIDTH) for _ in range(batches)]
+        model = bw.prepare(build(millions).eval(), data[0])
+        start = time.perf_counter()
+        bw.calibrate(model, data[rank() :: world_size()])
+        return time.perf_counter() - start
+
+
+def ranks_against_one(millions: float = 25.0, batches: int = 64) -> None:
+    """Print how long calibration takes on two ranks, of one thread each, and on one."""
+    seconds = {}
+    for ranks in (1, 2):
+        command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}", "--master-port=29731"]
+        command += ["-m", "benchmarks.scale", "--share", str(millions), str(batches)]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+        seconds[ranks] = max(map(float, done.stdout.split()))
+    ratio = seconds[1] / seconds[2]
+    Console().print(
+        f"calibration on 1 rank {seconds[1]:.2f} s, on 2 ranks {seconds[2]:.2f} s: {ratio:.2f} times as fast"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--millions", type=float, nargs="+", default=[100.0], help="parameters")
-    for millions in parser.parse_args().millions:
+    parser.add_argument("--millions", type=float, nargs="*", default=[100.0], help="parameters")
+    parser.add_argument("--share", type=float, nargs=2, help="only what one rank of the last measurement does")
+    given = parser.parse_args()
+    if given.share:
+        print(calibrate_share(given.share[0], int(given.share[1])))
+        return
+    ranks_against_one()
+    for millions in given.millions:
         meter, size = measure(millions)
         table = Table(title=f"{size / 4e6:.0f} million parameters ({size / 2**20:.0f} MiB)")
         for name in ("step", "time", "beside", "ratio", "peak / parameters", "peak of the other"):

@@ -18,6 +18,7 @@ from tests.distributed.jobs import (
     data,
     few_bits,
     learning,
+    net,
     plain,
     prepared,
     scales,
@@ -183,6 +184,18 @@ def test_a_rank_that_hangs_is_waited_for_so_long_and_no_longer(tmp_path):
     here, _ = run("hanging", tmp_path)
     assert here["hanging"]["error"].startswith("DistributedError: rank 0 of 2 waited for the others, at most 2 s")
     assert time.monotonic() - started < 100
+
+
+def test_synchronized_norms_are_folded_and_train_frozen_as_others_do():
+    """By the batch, torch runs them on GPUs only."""
+    found = []
+    for convert in (lambda model: model, torch.nn.SyncBatchNorm.convert_sync_batchnorm):
+        model = bw.prepare(convert(net().eval()), data()[0], "virtual", weight="int8 channel:0", activation="int8")
+        bw.calibrate(model, data())
+        assert [entry.name for entry in bw.ledger_of(model).entries if "fold" in entry.reason]
+        training(model, data(2))
+        found.append(plain(model.state_dict()))
+    assert found[0] == found[1]
 
 
 def test_one_process_is_a_group_of_one():
