@@ -5,9 +5,12 @@ import threading
 
 import numpy as np
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 
 import bitwright as bw
 from bitwright.errors import VerifyError
+from bitwright.exporting.formats.base import format_of
+from bitwright.exporting.onnx.file import OnnxFile
 from bitwright.verification import RUNTIMES
 from bitwright.verification.isolation.child import RuntimeDied, child_of
 from tests.verification import crashing
@@ -120,3 +123,37 @@ def test_sessions_are_let_go(cases) -> None:
     assert len(child._dropped) == waiting + 1
     bw.run_file(file, "onnxruntime")(x)
     assert len(child._dropped) <= 1
+
+
+def test_peak_memory_is_that_of_the_file(cases) -> None:
+    """A file of 64 MB takes as much, one of a few kilobytes does not; a runtime in this process tells nothing."""
+    model, file, x = cases["onnxruntime", "attention"]
+    small = format_of(file).read(file)
+    weight = numpy_helper.from_array(np.ones((4096, 4096), np.float32), "weight")
+    value = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 4096])
+    result = helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 4096])
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "weight"], ["y"], "product")], "g", [value], [result], [weight]
+    )
+    big = OnnxFile(file, helper.make_model(graph, ir_version=10, opset_imports=[helper.make_opsetid("", 18)]), None)
+    runtime = RUNTIMES.get("onnxruntime")()
+    taken = runtime.peak_memory(big, {"x": np.zeros((1, 4096), np.float32)})
+    little = runtime.peak_memory(small, {small.inputs[0]: x.numpy()})
+    if not os.access("/proc/self/clear_refs", os.W_OK):
+        assert (taken, little) == (None, None)
+        return
+    assert 64e6 < taken < 400e6
+    assert 0 < little < 40e6
+    assert bw.verify(model, file, [x], latency=False).runtimes["onnxruntime"].memory is None
+
+
+def test_proof_has_the_peak_memory(cases, tmp_path) -> None:
+    model, file, x = cases["onnxruntime", "attention"]
+    proof = bw.verify(model, file, [x], runtimes=["onnxruntime"])
+    found = proof.runtimes["onnxruntime"].memory
+    if found is not None:
+        assert found.share == found.quantized_bytes / found.float_bytes
+        assert proof.to_dict()["runtimes"]["onnxruntime"]["memory"]["quantized_bytes"] == found.quantized_bytes
+        assert "MB at the peak" in str(proof)
+        assert "Peak memory against FP32" in bw.report(model, proof, tmp_path / "report.html").read_text()
+    assert (found is None) == (not os.access("/proc/self/clear_refs", os.W_OK))

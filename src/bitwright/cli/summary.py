@@ -98,6 +98,8 @@ def _rows(outcome: Outcome) -> list[list[str]]:
         "largest gap in steps": lambda p: NOT_MEASURED if p.largest is None else str(p.largest),
         "outputs differ by": lambda p: percent(p.worst_output("relative"), digits=2),
         "latency": lambda p: f"{p.latency.quantized_ms:.2f} ms" if p.latency else "",
+        "peak memory": lambda p: megabytes(p.memory.quantized_bytes) if p.memory else "",
+        "peak memory of FP32 there": lambda p: megabytes(p.memory.float_bytes) if p.memory else "",
         "speed against FP32 there": lambda p: f"{p.latency.speedup:.2f}x" if p.latency else "",
     }
     rows += [row for name, text in measured.items() if any((row := [name, "", "", *map(text, found)])[3:])]

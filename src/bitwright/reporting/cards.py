@@ -41,6 +41,7 @@ def cards(proof: Proof | None, accuracy: Mapping[str, float] | None) -> list[Car
     by_runtime: dict[str, Callable[[RuntimeProof], Line | None]] = {
         "Operators in integers": _coverage,
         "Speed against FP32": _speed,
+        "Peak memory against FP32": _memory,
         "Values equal to the simulation": _equal,
         "Largest gap to the simulation": _gap,
     }
@@ -94,6 +95,17 @@ def _speed(runtime: RuntimeProof) -> Line | None:
     if slower := runtime.slower_words():
         note += f"; {slower}"
     return Line(runtime.runtime, f"{time.speedup:.2f}×", note, style="" if time.speedup >= 1.0 else "bad")
+
+
+def _memory(runtime: RuntimeProof) -> Line | None:
+    if runtime.memory is None:
+        return None
+    taken = runtime.memory
+    note = (
+        f"{megabytes(taken.quantized_bytes)} instead of {megabytes(taken.float_bytes)}, without the runtime's package"
+    )
+    value = NOT_MEASURED if taken.share is None else f"{taken.share:.2f}×"
+    return Line(runtime.runtime, value, note, style="bad" if (taken.share or 0) > 1 else "")
 
 
 def _equal(runtime: RuntimeProof) -> Line | None:

@@ -7,6 +7,7 @@ from bitwright.verification.limits import DEFAULT, Limits
 from bitwright.verification.proof import (
     Diagnosis,
     Latency,
+    Memory,
     OperatorCheck,
     OutputCheck,
     Proof,
@@ -34,6 +35,7 @@ __all__ = [
     "Finding",
     "Latency",
     "Limits",
+    "Memory",
     "OperatorCheck",
     "OutputCheck",
     "Proof",

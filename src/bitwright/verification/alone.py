@@ -16,7 +16,7 @@ from bitwright.exporting.formats.base import format_of
 from bitwright.graph import Inputs
 from bitwright.verification.coverage import add_coverage
 from bitwright.verification.feeds import as_array
-from bitwright.verification.latency import measure_latency
+from bitwright.verification.latency import measure_latency, measure_memory
 from bitwright.verification.limits import Limits
 from bitwright.verification.outputs import OutputTally, as_tensor
 from bitwright.verification.pipeline import MOST_BATCHES, add_violations
@@ -47,7 +47,7 @@ def check_file(
         backend: what the file is for; the constraints published for that target are checked, and must be kept.
         limits: what must be kept; of those of :class:`Limits`, ``output``, ``coverage``, ``coverage_multiply_adds`` and
             ``speedup`` can be measured here. Without any, nothing is judged.
-        latency: measure the speed against FP32 in the same runtime.
+        latency: measure the speed and the peak memory against FP32 in the same runtime.
     """
     file, data = _read(path, batches)
     twin = file.float_twin()
@@ -63,7 +63,9 @@ def check_file(
         runtime = RUNTIMES.get(name)()
         found = proof.runtimes[name] = _compared(runtime, file, expected, file, data)
         if latency and not runtime.stands_in:
-            found.latency = measure_latency(runtime, file, twin, _feeds(file, data[0]))
+            feeds = _feeds(file, data[0])
+            found.latency = measure_latency(runtime, file, twin, feeds)
+            found.memory = measure_memory(runtime, file, twin, feeds, found.latency.batch)
         if proof.limits is not None:
             proof.missed += proof.limits.missed_by(found)
     return proof

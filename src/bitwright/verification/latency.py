@@ -1,4 +1,4 @@
-"""Latency: the file against the same network in FP32, in one runtime, on one thread, runs interleaved."""
+"""Latency and memory: the file against the same network in FP32, in one runtime, on one thread, runs interleaved."""
 
 from collections.abc import Mapping
 
@@ -7,7 +7,7 @@ import numpy as np
 from bitwright.errors import VerifyError
 from bitwright.exporting import LoadedFile
 from bitwright.verification.isolation.child import RuntimeDied
-from bitwright.verification.proof import Latency, RuntimeProof
+from bitwright.verification.proof import Latency, Memory, RuntimeProof
 from bitwright.verification.runtimes.base import Runtime
 
 
@@ -31,6 +31,18 @@ def measure_latency(runtime: Runtime, file: LoadedFile, twin: LoadedFile, batch:
         except VerifyError as error:  # it says nothing against what was measured in float32
             found.default_problem = str(error)
     return found
+
+
+def measure_memory(
+    runtime: Runtime, file: LoadedFile, twin: LoadedFile, batch: Mapping[str, np.ndarray], count: int
+) -> Memory | None:
+    """The peak memory on the first samples; None where it cannot be measured."""
+    feeds = {name: value[:count] if value.ndim else value for name, value in batch.items()}
+    try:
+        taken = [runtime.peak_memory(f, feeds) for f in (file, twin)]
+    except VerifyError:  # it says nothing against what was measured of values and speed
+        return None
+    return Memory(*taken) if None not in taken else None  # pyrefly: ignore
 
 
 def add_float_times(proof: RuntimeProof, runtime: Runtime, twin: LoadedFile, feeds: Mapping[str, np.ndarray]) -> None:

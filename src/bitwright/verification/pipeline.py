@@ -28,7 +28,7 @@ from bitwright.verification.hardware import hardware_notes
 from bitwright.verification.identity import check_identity
 from bitwright.verification.isolation.bisect import where_it_dies
 from bitwright.verification.isolation.child import RuntimeDied
-from bitwright.verification.latency import add_float_times, measure_latency
+from bitwright.verification.latency import add_float_times, measure_latency, measure_memory
 from bitwright.verification.limits import DEFAULT, Limits
 from bitwright.verification.outputs import OutputTally, as_tensor, leaves, simulate
 from bitwright.verification.precision import in_files_precision
@@ -72,7 +72,7 @@ def verify(
             target, ``reference`` proves the values, and a note says that the target's own kernels are not proven.
         limits: what must be kept for ``proof.ok``; what is not goes to ``proof.missed``. A mapping changes the default
             limits (see :class:`Limits`); None compares without judging, and ``proof.ok`` is None.
-        latency: measure the speed against FP32 in the same runtime.
+        latency: measure the speed and the peak memory against FP32 in the same runtime.
         timeout: seconds that a runtime may take for one step, as loading or running the file, before it counts as hung.
             onnxruntime and OpenVINO run in a process of their own, so that a crash, too, is a finding of the proof.
         progress: show a progress bar; by default only on a terminal.
@@ -105,6 +105,7 @@ def verify(
                         feeds = feeds_of(model, file, data[0])
                         found.latency = measure_latency(runtime, file, twin, feeds)
                         add_float_times(found, runtime, twin, feeds)
+                        found.memory = measure_memory(runtime, file, twin, feeds, found.latency.batch)
                 except RuntimeDied as error:
                     found = _crashed(runtime, file, feeds_of(model, file, data[0]), error)
                 missed = bounds.missed_by(found) if bounds is not None else []

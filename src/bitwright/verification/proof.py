@@ -128,6 +128,24 @@ class Latency:
 
 
 @dataclass
+class Memory:
+    """What loading the file and running one sample takes at most, in a process of its own, in bytes.
+
+    Attributes:
+        quantized_bytes: of the file, beyond what the runtime's package takes.
+        float_bytes: of the same network in FP32.
+    """
+
+    quantized_bytes: int
+    float_bytes: int
+
+    @property
+    def share(self) -> float | None:
+        """The part of FP32's memory that the file takes; None where that took nothing that can be measured."""
+        return self.quantized_bytes / self.float_bytes if self.float_bytes else None
+
+
+@dataclass
 class Diagnosis:
     """Why a runtime gives other values than the file says, as far as trying reasons told.
 
@@ -171,6 +189,7 @@ class RuntimeProof:
         latency: its speed, if measured.
         crash: how it crashed or hung, and at which operator, if it did.
         diagnosis: why it deviates, if it does by more than one step.
+        memory: what it takes at its peak, if measured.
         notes: what else there is to know.
     """
 
@@ -186,6 +205,7 @@ class RuntimeProof:
     crash: str = ""
     notes: list[str] = field(default_factory=list)
     diagnosis: Diagnosis | None = None
+    memory: Memory | None = None
 
     @property
     def coverage(self) -> float | None:

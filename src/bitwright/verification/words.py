@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from bitwright.reporting.text import percent
-from bitwright.verification.proof import Latency, Proof, RuntimeProof, violations_in_words
+from bitwright.verification.proof import Latency, Memory, Proof, RuntimeProof, violations_in_words
 
 _MOST_FLOAT = 12
 
@@ -39,6 +39,8 @@ def _runtime(proof: RuntimeProof) -> Iterator[str]:
     yield f"  {_output(proof)}"
     if proof.latency:
         yield f"  {_latency(proof.latency)}"
+    if proof.memory:
+        yield f"  {_memory(proof.memory)}"
     yield from (f"  note: {note}" for note in proof.notes)
 
 
@@ -83,6 +85,12 @@ def _output(proof: RuntimeProof) -> str:
     steps = proof.worst_output("steps")
     apart = "" if not steps else f", {steps:.2g} times what one step of noise everywhere does"
     return f"outputs differ by at most {worst:.2%} of their range ({name}){apart}"
+
+
+def _memory(m: Memory) -> str:
+    """What it takes at its peak."""
+    share = "" if m.share is None else f", {m.share:.2f}x of FP32"
+    return f"{m.quantized_bytes / 1e6:.1f} MB at the peak{share} ({m.float_bytes / 1e6:.1f} MB)"
 
 
 def _latency(t: Latency) -> str:

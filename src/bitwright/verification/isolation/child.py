@@ -76,6 +76,10 @@ class Child:
         """Time files against each other."""
         return self._ask("best_times", timeout, files, feeds, settings=settings)[0]["times"]
 
+    def peak_memory(self, file: Any, feeds: Mapping[str, np.ndarray], timeout: float) -> int | None:  # noqa: ANN401
+        """How many bytes loading and running a file takes at most."""
+        return self._ask("peak_memory", timeout, [file], feeds)[0]["bytes"]
+
     def run(self, session: "RemoteSession", feeds: Mapping[str, np.ndarray]) -> "Arrays":
         """Run a file that was loaded."""
         if session.process is not self._process:

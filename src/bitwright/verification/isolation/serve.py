@@ -10,6 +10,7 @@ from dataclasses import astuple
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from bitwright.verification.isolation.memory import peak_of
 from bitwright.verification.isolation.messages import describe, receive, restore, send
 
 if TYPE_CHECKING:
@@ -69,6 +70,9 @@ class _Server:
             return {"arrays": describe(results)}, list(results.values())
         elif ask["do"] == "executed":
             return {"executed": [astuple(e) for e in self.runtime.executed(files[0], feeds)]}, []
+        elif ask["do"] == "peak_memory":
+            self.runtime.version  # noqa: B018  (loads the package, which is not the file's)
+            return {"bytes": peak_of(lambda: self.runtime.session(files[0], threads=1)(feeds))}, []
         elif ask["do"] == "best_times":
             return {"times": self.runtime.best_times(files, feeds, **settings)}, []
         return {}, []

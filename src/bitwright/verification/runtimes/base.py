@@ -15,7 +15,7 @@ import numpy as np
 from bitwright.errors import BitwrightError, MissingExtraError, VerifyError
 from bitwright.files import scratch_folder
 from bitwright.registry import Registry
-from bitwright.verification.isolation.child import RuntimeDied, child_of
+from bitwright.verification.isolation.child import Child, RuntimeDied, child_of
 
 Arrays = dict[str, np.ndarray]
 Session = Callable[[Mapping[str, np.ndarray]], Arrays]
@@ -165,6 +165,17 @@ class Runtime(ABC):
             if self._apart:
                 return child_of(self).best_times(files, feeds, self.timeout, as_is=as_is)
             return self.best_times(files, feeds, as_is=as_is)
+
+    def peak_memory(self, file: Any, feeds: Mapping[str, np.ndarray]) -> int | None:  # noqa: ANN401
+        """The bytes that loading a file and running it once take at most, in a fresh process; None if not known."""
+        if not self._apart:
+            return None
+        child = Child(type(self).__module__, type(self).__qualname__)
+        try:
+            with self._failures("cannot be measured"):
+                return child.peak_memory(file, feeds, self.timeout)
+        finally:
+            child.end()
 
     def best_times(self, files: Sequence[Any], feeds: Mapping[str, np.ndarray], *, as_is: bool) -> list[float]:
         """The work of ``race``, in the process that executes."""
