@@ -113,8 +113,11 @@ def calibrate_by(
 def _say_what_is_untrained(model: nn.Module, found: list[TensorQuantizer]) -> None:
     """Log, and note in the ledger, what was asked for that calibration alone does not do."""
     said = []
-    for name in dict.fromkeys(q.method_name for q in found if q.method.reconstruction):
-        asked = [q for q in found if q.method_name == name and q.method.reconstruction]
+    untaught: dict[str, list[TensorQuantizer]] = {}
+    for quantizer in found:
+        if quantizer.method.reconstruction:
+            untaught.setdefault(quantizer.method_name, []).append(quantizer)
+    for name, asked in untaught.items():
         first = asked[0].label or "tensor"
         said.append(
             f"{name} was asked for {len(asked)} tensors (the first is {first}), but calibration alone rounds them to "

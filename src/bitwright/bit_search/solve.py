@@ -27,12 +27,12 @@ def choose(
         paired: the sum that pairs add to.
     """
     optimize = require("scipy.optimize", "search", "choosing bits under a budget")
-    sizes = [len(row) for row in costs]
+    sizes = list(map(len, costs))
     together = np.concatenate([np.zeros(0), *(np.ravel(np.asarray(table, float)) for _, _, table in pairs)])
     none = np.zeros_like(together)
     constraints = [optimize.LinearConstraint(rows, low, low) for rows, low in _structure(sizes, pairs)]
     for name, table, limit in limits:
-        least = sum(min(row) for row in table)
+        least = sum(map(min, table))
         if least > limit and name != paired:
             raise ConfigError(f"no choice of bits keeps {name} at {limit:.6g}: the least possible is {least:.6g}")
         numbers, scale = _scaled(table, together if name == paired else none)

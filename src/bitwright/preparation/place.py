@@ -56,9 +56,9 @@ def _record(
     module = module_of(node, region.model)
     inputs = tuple(names[key] for key in sources if key in names)
     outputs = tuple(names[key] for key in demand.first_request(node) if key in names)
-    own = module is not None and module._modules.get("_weight_quantizer") is not None
-    weight = f"{node.target}._weight_quantizer" if own and decision.quantizes else ""
-    if inputs or weight or outputs:
+    own = getattr(module, "_modules", {}).get("_weight_quantizer") if decision.quantizes else None
+    weight = "" if own is None else f"{node.target}._weight_quantizer"
+    if any((inputs, weight, outputs)):
         region.decisions.record(node, decision._replace(inputs=inputs, weight=weight, outputs=outputs))
     if isinstance(module, QuantInputMixin) and inputs:
         module.place_input_quantizer(region.model.get_submodule(inputs[0]))  # pyrefly: ignore

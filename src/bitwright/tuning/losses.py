@@ -12,7 +12,7 @@ from bitwright.recipe import Recipe, Rule
 from bitwright.tuning.result import LeftFloat
 from bitwright.verification.coverage import add_coverage
 from bitwright.verification.latency import add_float_times
-from bitwright.verification.proof import RuntimeProof
+from bitwright.verification.proof import OperatorCheck, RuntimeProof
 from bitwright.verification.runtimes.base import Executed, Runtime
 
 _CONVERSIONS = ("QuantizeLinear", "DequantizeLinear")
@@ -26,6 +26,12 @@ class Cost:
     plain: float = 0.0
     conversions: float = 0.0
     entries: list[Entry] = field(default_factory=list)
+
+    def add(self, operator: OperatorCheck) -> None:
+        """Add an executed operator; one whose float time is not known neither gains nor loses."""
+        known = operator.float_microseconds
+        self.quantized += operator.microseconds
+        self.plain += operator.microseconds if known is None else known
 
     def loses(self, times: float, least: float) -> bool:
         """Whether integers take longer than ``times`` the float operator and ``least`` microseconds more."""
@@ -46,12 +52,8 @@ def costs_of(
     found: dict[str, Cost] = {}
     for operator in proof.operators:
         name = next((owner[node] for node in operator.nodes if node in owner), None)
-        if name is None or not operator.integer:
-            continue
-        cost = found.setdefault(name, Cost(entries=choices[name]))
-        cost.quantized += operator.microseconds
-        known = operator.float_microseconds
-        cost.plain += operator.microseconds if known is None else known
+        if name is not None and operator.integer:
+            found.setdefault(name, Cost(entries=choices[name])).add(operator)
     for name, microseconds in _conversions(executed, file.nodes(), owner, set(found)).items():
         found[name].conversions += microseconds
     return found

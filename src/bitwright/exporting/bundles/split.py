@@ -77,19 +77,22 @@ class _Splitting:
             if node.op_type == "DynamicQuantizeLinear":
                 raise ExportError(f"{node.name} finds its range while it runs: a file of ranges has no place for that")
             if node.op_type == "QuantizeLinear":
-                others = [n.op_type for n in self.readers.get(node.output[0], []) if n.op_type != "DequantizeLinear"]
-                if others or node.output[0] in self.outputs:
-                    raise ExportError(f"the integers of {node.name} are read by {others or ['the caller']}")
+                self._refuse_other_readers(node)
+
+    def _refuse_other_readers(self, node: onnx.NodeProto) -> None:
+        others = [n.op_type for n in self.readers.get(node.output[0], []) if n.op_type != "DequantizeLinear"]
+        if others or node.output[0] in self.outputs:
+            raise ExportError(f"the integers of {node.name} are read by {others or ['the caller']}")
 
     def _take_out(self, node: onnx.NodeProto) -> None:
         """One quantizer of a computed tensor, with what clips before it."""
         before, limits = self._clips(node)
         first = before[0] if before else node
         source = first.input[0]
-        after = [n for n in self.readers.get(node.output[0], []) if n.op_type == "DequantizeLinear"]
-        ours = {id(node), *(id(n) for n in before)}
-        self.dropped |= ours | {id(n) for n in after}
-        results = [name for n in after for name in n.output]
+        after = self.readers.get(node.output[0], [])  # they dequantize: others were refused
+        ours = set(map(id, [*before, node]))
+        self.dropped |= ours | set(map(id, after))
+        results = [n.output[0] for n in after]
         returned = [name for name in results if name in self.outputs]
         tensor = next(iter(returned), source)
         if self._needs_copy(source, ours, returned):

@@ -18,12 +18,7 @@ _SHARED = (bool, int, float, str, type(None), torch.dtype, torch.Size)
 def copy_model(model: nn.Module) -> tuple[nn.Module, dict[int, torch.Tensor]]:
     """Copy a model; also say, by the id of each tensor in the copy, which tensor it is a copy of."""
     modules = list(model.modules())
-    # What forward has computed and kept, as torch.nn.utils.weight_norm does, cannot be copied with its history.
-    memo: dict[int, Any] = {id(t): t.detach().clone() for t in _tensors(modules) if not t.is_leaf}
-    for parameter in {p for module in modules for p in module._parameters.values() if p is not None}:
-        again = mapped_again(parameter)
-        if again is not None:
-            memo[id(parameter)] = again
+    memo = _copied_in_other_ways(modules)
     plain = [module for module in modules if _is_plain(type(module))]
     for module in plain:
         memo[id(module)] = module.__class__.__new__(module.__class__)
@@ -32,6 +27,19 @@ def copy_model(model: nn.Module) -> tuple[nn.Module, dict[int, torch.Tensor]]:
         call_model(memo[id(module)].__setstate__, state)
     copied = call_model(copy.deepcopy, model, memo)
     return copied, {id(memo[id(t)]): t for t in _tensors(modules) if id(t) in memo}
+
+
+def _copied_in_other_ways(modules: Iterable[nn.Module]) -> dict[int, Any]:
+    """Copies, by the id of the original, of tensors with a history and of parameters that are mapped from a file.
+
+    What forward has computed and kept, as torch.nn.utils.weight_norm does, cannot be copied with its history.
+    """
+    memo: dict[int, Any] = {id(t): t.detach().clone() for t in _tensors(modules) if not t.is_leaf}
+    for parameter in {p for module in modules for p in module._parameters.values() if p is not None}:
+        again = mapped_again(parameter)
+        if again is not None:
+            memo[id(parameter)] = again
+    return memo
 
 
 def _tensors(modules: Iterable[nn.Module]) -> Iterator[torch.Tensor]:

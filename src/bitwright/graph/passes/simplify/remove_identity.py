@@ -57,9 +57,9 @@ class ReplacePattern(ReplacePatternBase):
     def _takes_all(self, node: fx.Node) -> bool:
         source, index = node.args
         slices: Any = index if isinstance(index, tuple) else (index,)
-        if not isinstance(source, fx.Node) or facts(node).written or len(shape_of(source) or ()) < len(slices):
+        if not isinstance(source, fx.Node) or not all(map(_from_the_start, slices)):
             return False
-        if not all(_from_the_start(s) for s in slices):
+        if facts(node).written or len(shape_of(source) or ()) < len(slices):
             return False
         if all(s.stop is None for s in slices):
             return True
