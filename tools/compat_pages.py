@@ -168,7 +168,7 @@ _RECORDS = (
 # What works, but not in every way as it did.
 DIFFERS = {
     "pytorch_quantization.nn.TensorQuantizer": "half precision gives the values of a GPU on CPUs too; "
-    "`use_fb_fake_quant` is not read: export inside `enable_onnx_export()`",
+    "`use_fb_fake_quant` changes what `torch.onnx.export` does, and no values",
     "pytorch_quantization.tensor_quant.QuantDescriptor": "also takes E5M2, (5, 2); bits that no format has are refused "
     "when a quantizer is made",
     "pytorch_quantization.enable_onnx_export": "torch's newer exporter writes the file; weights are stored as integers",

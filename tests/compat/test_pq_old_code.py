@@ -193,6 +193,24 @@ class Reads(nn.Module):
         return self.fc(y)
 
 
+def test_the_older_switch_for_exporting(tmp_path):
+    original, path = torch.onnx.export, str(tmp_path / "m.onnx")
+    x = torch.randn(2, 3, 8, 8)
+    model = calibrate(Reads().eval(), x)
+    expected = model(x)
+    quant_nn.TensorQuantizer.use_fb_fake_quant = True
+    try:
+        assert quant_nn.TensorQuantizer.use_fb_fake_quant
+        assert torch.equal(model(x), expected)
+        with pq.enable_onnx_export():  # both ways at once
+            pass
+        torch.onnx.export(model, x, path, verbose=False, opset_version=13)
+    finally:
+        quant_nn.TensorQuantizer.use_fb_fake_quant = False
+    assert torch.onnx.export is original
+    assert sum(node.op_type == "QuantizeLinear" for node in onnx.load(path).graph.node) >= 2
+
+
 @pytest.mark.parametrize(
     ("bits", "dtype", "opset"),
     [(8, torch.float32, 18), (8, torch.float16, 18), (8, torch.bfloat16, 18), ((4, 3), torch.float32, 21)],

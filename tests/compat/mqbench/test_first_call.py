@@ -119,7 +119,7 @@ def test_graph_and_code_are_there_before_the_first_call():
 
 
 JOB = """
-import sys, torch
+import os, sys, torch
 from tests.compat.mqbench.test_first_call import OtherWay, Small, train
 from bitwright.compat.mqbench.prepare_by_platform import prepare_by_platform
 
@@ -134,7 +134,8 @@ for kind in (Small, OtherWay):
     train(parallel, optimizer, seed=rank)  # other data on each rank: ranges are those of all
     assert not [n for n, p in parallel.named_parameters() if torch.equal(p, values[n])]
     torch.save({n: p.detach() for n, p in made.named_parameters()}, f"{folder}/{kind.__name__}{rank}.pth")
-torch.distributed.destroy_process_group()
+torch.distributed.barrier()
+os._exit(0)  # threads of gloo do not always end well by themselves
 """
 
 

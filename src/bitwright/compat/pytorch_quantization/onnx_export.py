@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from bitwright.quantizer import quantizers
 
 _log = logging.getLogger(__name__)
+_KNOWS = "knows_quantizers"  # on a torch.onnx.export that does
 
 
 @contextmanager
@@ -22,6 +23,9 @@ def enable_onnx_export() -> Iterator[None]:
     Weights are stored as integers in the one file that the call names. Its opset is at least the lowest that can say
     what the model does, 18 for integers of 8 bits. A model in bfloat16 is written in float32.
     """
+    if getattr(torch.onnx.export, _KNOWS, False):
+        yield
+        return
     original: Any = torch.onnx.export
 
     def export(model: Any, args: Any = (), f: Any = None, **kwargs: Any) -> Any:
@@ -52,6 +56,7 @@ def enable_onnx_export() -> Iterator[None]:
             onnx.save(program.model_proto, f)
         return program
 
+    setattr(export, _KNOWS, True)
     torch.onnx.export = export  # pyrefly: ignore
     try:
         yield

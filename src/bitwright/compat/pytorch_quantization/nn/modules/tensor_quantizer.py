@@ -1,5 +1,8 @@
 """The quantizer of a tensor, with the old values to the last bit."""
 
+from contextlib import ExitStack
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 
@@ -11,7 +14,26 @@ from bitwright.numerics.views import broadcast
 from bitwright.quantizer import TensorQuantizer as _TensorQuantizer
 
 
-class TensorQuantizer(_TensorQuantizer):
+class _Exporting(type):
+    """What scripts for earlier versions set on the class before they export."""
+
+    _switch: ClassVar[ExitStack] = ExitStack()
+    _on: ClassVar[bool] = False
+
+    @property
+    def use_fb_fake_quant(cls) -> bool:
+        """Whether ``torch.onnx.export`` knows quantizers: True until it is False, as inside ``enable_onnx_export``."""
+        return _Exporting._on
+
+    @use_fb_fake_quant.setter
+    def use_fb_fake_quant(cls, on: bool) -> None:
+        _Exporting._switch.close()
+        _Exporting._on = bool(on)
+        if on:
+            _Exporting._switch.enter_context(enable_onnx_export())
+
+
+class TensorQuantizer(_TensorQuantizer, metaclass=_Exporting):
     """A quantizer that computes as the functions of ``tensor_quant`` do.
 
     A file has QuantizeLinear, which divides by the step amax / bound: the last bit of its values can differ, and a
