@@ -8,8 +8,9 @@ from os import PathLike
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from bitwright.graph import Inputs
 from bitwright.quantizer import quantizers
 
 _log = logging.getLogger(__name__)
@@ -38,10 +39,11 @@ def enable_onnx_export() -> Iterator[None]:
         from bitwright.exporting.onnx.opset import RICH, lowest_opset
         from bitwright.exporting.onnx.quiet import quiet_exporter
         from bitwright.exporting.onnx.translate import translations
+        from bitwright.exporting.precision import inputs_in
 
         if any(p.dtype == torch.bfloat16 for p in model.parameters()):
             _log.warning("the file computes in float32: onnxruntime has no bfloat16 on CPUs")
-            model, args = copy.deepcopy(model).float(), _from_bfloat16(args)
+            model, args = copy.deepcopy(model).float(), inputs_in(Inputs((args,))).args[0]
         twin = deploy(model).model
         opset = max(kwargs.get("opset_version") or 0, lowest_opset(twin))
         table = {**translations(opset, twin), **(kwargs.get("custom_translation_table") or {})}
@@ -62,11 +64,3 @@ def enable_onnx_export() -> Iterator[None]:
         yield
     finally:
         torch.onnx.export = original
-
-
-def _from_bfloat16(value: Any) -> Any:
-    if isinstance(value, list | tuple):
-        return type(value)(map(_from_bfloat16, value))
-    if isinstance(value, dict):
-        return {key: _from_bfloat16(item) for key, item in value.items()}
-    return value.float() if isinstance(value, Tensor) and value.dtype == torch.bfloat16 else value

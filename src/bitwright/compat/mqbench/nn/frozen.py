@@ -11,23 +11,13 @@ class _Frozen(nn.Module):
         return super().train(False)
 
 
-class FrozenBatchNorm1d(_Frozen, nn.BatchNorm1d):
-    """BatchNorm1d with fixed statistics."""
+def _frozen(norm: type[nn.Module]) -> Any:
+    about = {"__module__": __name__, "__doc__": f"{norm.__name__} with fixed statistics."}
+    return type(f"Frozen{norm.__name__}", (_Frozen, norm), about)
 
 
-class FrozenBatchNorm2d(_Frozen, nn.BatchNorm2d):
-    """BatchNorm2d with fixed statistics."""
-
-
-class FrozenBatchNorm3d(_Frozen, nn.BatchNorm3d):
-    """BatchNorm3d with fixed statistics."""
-
-
-_TWINS: dict[type[nn.Module], type[nn.Module]] = {
-    nn.BatchNorm1d: FrozenBatchNorm1d,
-    nn.BatchNorm2d: FrozenBatchNorm2d,
-    nn.BatchNorm3d: FrozenBatchNorm3d,
-}
+_TWINS: dict[type[nn.Module], Any] = {norm: _frozen(norm) for norm in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)}
+FrozenBatchNorm1d, FrozenBatchNorm2d, FrozenBatchNorm3d = _TWINS.values()
 
 
 def freeze_norms(model: nn.Module) -> None:
