@@ -72,6 +72,18 @@ def version_of(tensor: Tensor) -> int:
     return tensor._version
 
 
+def decomposed_quantizers() -> Any:  # noqa: ANN401
+    """Torch's quantizers as operators, which inductor joins with integer kernels; inductor defines them."""
+    importlib.import_module("torch._inductor.decomposition")
+    return torch.ops.quantized_decomposed
+
+
+def frozen_weights(note: Callable[[fx.Graph], None]) -> Any:  # noqa: ANN401
+    """Let inductor take weights for constants for a while, which its integer kernels need, and look at its graphs."""
+    config = importlib.import_module("torch._inductor.config")
+    return config.patch(freezing=True, post_grad_custom_post_pass=note)
+
+
 @_check
 def _version() -> bool:
     """Tensor._version counts writes, through views as well."""

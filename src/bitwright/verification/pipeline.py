@@ -173,7 +173,10 @@ def _choose(names: Iterable[str] | None, ledger: Ledger, file: LoadedFile) -> li
             raise ConfigError("name at least one runtime to verify in, or leave the choice to the backend")
         return [RUNTIMES.get(n)() for n in chosen]
     known = ledger.backend.runtimes if not file.stands_in else ()
-    known = tuple(n for n in known if file.format in RUNTIMES.get(n).formats) or ("reference",)
+    known = tuple(n for n in known if file.format in RUNTIMES.get(n).formats)
+    if not known and file.format not in RUNTIMES.get("reference").formats:
+        known = tuple(n for n in RUNTIMES if file.format in RUNTIMES.get(n).formats)
+    known = known or ("reference",)
     return [RUNTIMES.get(n)() for n in known if RUNTIMES.get(n).available()] or [RUNTIMES.get(known[0])()]
 
 

@@ -8,8 +8,8 @@ from torch import nn
 
 from bitwright.errors import ExportError
 from bitwright.exporting.onnx.quiet import quiet_exporter
-from bitwright.exporting.onnx.sizes import BATCH, Sizes, WishedSizes, name_sizes
 from bitwright.exporting.onnx.translate import translations
+from bitwright.exporting.sizes import BATCH, Sizes, WishedSizes, name_sizes
 from bitwright.graph import Inputs
 from bitwright.graph.inputs import flat_inputs
 

@@ -4,7 +4,6 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import onnx_ir as ir
 import torch
 from torch import Tensor, nn
 
@@ -161,6 +160,8 @@ def _map(value: Any, function: Callable[[Tensor], Any], other: Callable[[Any], A
 
 def name_sizes(model: Any, arguments: list[str], wished: Names) -> set[str]:  # noqa: ANN401
     """Name the free sizes as the user does, or after the inputs that have them first; return the names."""
+    import onnx_ir as ir
+
     names: dict[str, str] = {}
     free = [
         (argument, axis, size.value)
