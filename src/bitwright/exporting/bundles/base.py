@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from bitwright.errors import ConfigError, ExportError, VerifyError
+from bitwright.errors import BitwrightError, ConfigError, ExportError, VerifyError
 from bitwright.exporting.bundles.ranges import Kind, Place, Range
 from bitwright.exporting.bundles.schema import problems, schema_named
 from bitwright.exporting.deploy import Deployment
@@ -143,13 +143,22 @@ class BundleFormat(ExportFormat):
         note = next((e.value for e in file.proto.metadata_props if e.key == BUNDLE), None)
         if note is None:
             raise VerifyError(f"{str(file.path)!r} is not a bundle of {self.name}: it does not say what is beside it")
-        data = json.loads(note)
-        places = tuple(Place.from_json(p) for p in data["places"])
-        texts = {}
-        for suffix, path in zip(self.sides, self.files(file.path)[1:], strict=True):
-            texts[suffix] = _beside(path, file.path, data["checksums"].get(suffix, ""))
-        found = self.checked(texts, Contents(file.proto, places))
-        return BundleFile(file, join(file.proto, found), self.files(file.path))
+        beside = self.files(file.path)[1:]
+        try:
+            data = json.loads(note)
+            places = tuple(Place.from_json(p) for p in data["places"])
+            sums = [str(data["checksums"][suffix]) for suffix in self.sides]
+            texts = {s: _beside(p, file.path, c) for s, p, c in zip(self.sides, beside, sums, strict=True)}
+            joined = join(file.proto, self.checked(texts, Contents(file.proto, places)))
+        except BitwrightError:
+            raise
+        except Exception as error:  # what is stored contradicts itself in a way that nobody foresaw
+            first = (str(error).strip().splitlines() or [""])[0]
+            raise VerifyError(
+                f"{str(file.path)!r} and what is beside it do not fit together ({type(error).__name__}: {first}); "
+                "export again"
+            ) from error
+        return BundleFile(file, joined, [file.path, *beside])
 
     def checked(self, texts: Texts, contents: Contents) -> list[Range]:
         """The ranges that the texts give, after the schema and what all bundles must have were checked."""

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from bitwright.errors import VerifyError
 from bitwright.exporting.bundles.base import BundleFormat, Contents, Texts
 from bitwright.exporting.bundles.ranges import Range
 from bitwright.exporting.formats.base import register_format
@@ -50,7 +51,11 @@ class PPL(BundleFormat):
         for name, entry in self.parsed(texts[_SIDE])["quant_info"].items():
             place = contents.place(name, "quant_info")
             scale, point = np.asarray(entry["scale"], np.float32), np.asarray(entry["zero_point"], np.int64)
-            found.append(Range(place, scale, point, entry["q_min"], entry["q_max"]))
+            made = Range(place, scale, point, entry["q_min"], entry["q_max"])
+            ends = {"tensor_min": made.minimum, "tensor_max": made.maximum}
+            if wrong := [key for key, value in ends.items() if not np.allclose(entry[key], value, rtol=1e-5)]:
+                raise VerifyError(f"{name!r} contradicts itself: {wrong[0]} is not what its scale and zero point give")
+            found.append(made)
         return found
 
 

@@ -63,6 +63,9 @@ class OnnxFile(LoadedFile):
                 size += check_data(path, metadata[DATA]).stat().st_size
             onnx.load_external_data_for_model(proto, str(path.parent))
             record = ExportRecord.from_json(metadata[RECORD]) if RECORD in metadata else None
+            onnx.checker.check_model(outline(proto))
+            for tensor in proto.graph.initializer:
+                numpy_helper.to_array(tensor)
         except VerifyError as error:
             raise VerifyError(f"{str(path)!r} cannot be trusted: {error}") from error
         except Exception as error:

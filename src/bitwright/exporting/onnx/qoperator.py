@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from bitwright.errors import ExportError
+from bitwright.errors import ExportError, VerifyError
 from bitwright.exporting.onnx.external import shipped
 from bitwright.exporting.onnx.file import OnnxFile
 
@@ -85,7 +85,12 @@ class QOperatorFile(OnnxFile):
 
     def with_quantizers(self) -> onnx.ModelProto:
         """The model with each integer operator as dequantizers, a float operator and a quantizer."""
-        return split_quantizers(self.proto)
+        try:
+            return split_quantizers(self.proto)
+        except (IndexError, KeyError) as error:
+            raise VerifyError(
+                f"{str(self.path)!r} has an integer operator that lacks an input: export again"
+            ) from error
 
     def float_twin(self) -> OnnxFile:
         """The same network in FP32."""
