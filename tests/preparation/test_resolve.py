@@ -6,6 +6,7 @@ from torch import nn
 
 import bitwright as bw
 from bitwright.errors import ConfigError, UnknownNameError
+from bitwright.nn.weight_sites import weight_sites
 from tests.preparation.nets import Small, image
 
 
@@ -55,3 +56,19 @@ def test_a_model_that_was_not_prepared():
         bw.ledger_of(nn.Linear(1, 1))
     with pytest.raises(ConfigError, match=r"this Linear was not made by bitwright.prepare"):
         bw.calibrate(nn.Linear(1, 1), [torch.ones(1)])
+
+
+@pytest.mark.parametrize("backend", ["onnxruntime", "openvino"])
+@pytest.mark.parametrize(("vnni", "expected"), [(True, "int8"), (False, "int7")])
+def test_auto_weights_have_the_bits_that_the_cpu_multiplies_safely(
+    backend: str, vnni: bool, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bitwright.preparation.resolve.has_vnni", lambda: vnni)
+    model = bw.prepare(Small().eval(), image(), backend, weight="auto")
+    specs = {str(site.quantizer.spec) for site in weight_sites(model)}
+    assert specs == {f"{expected} symmetric narrow channel:0"}
+
+
+def test_auto_weights_are_for_cpus() -> None:
+    with pytest.raises(ConfigError, match="weight='auto' is for backends whose weights depend on the CPU"):
+        bw.prepare(Small().eval(), image(), "tensorrt", weight="auto")

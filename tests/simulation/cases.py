@@ -10,12 +10,12 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
+from bitwright.cpu import has_vnni
 from bitwright.exporting.modules import StoredConstants
 from bitwright.exporting.parts import IntegerTensor
 from bitwright.nn.conv import QuantConv1d, QuantConv2d
 from bitwright.nn.linear import QuantLinear
 from bitwright.simulation import SIMULATED_RUNTIMES, Grid, Operation, Quantized
-from bitwright.verification.hardware import has_vnni
 
 RULES = SIMULATED_RUNTIMES.get("onnxruntime").rules
 CONTRIB = "com.microsoft"

@@ -32,7 +32,11 @@ RecipeFile = Annotated[
 ]
 Weight = Annotated[
     str | None,
-    typer.Option("--weight", metavar="SPEC", help="Spec of all weights, e.g. 'int8 narrow channel:0'."),
+    typer.Option(
+        "--weight",
+        metavar="SPEC",
+        help="Spec of all weights, e.g. 'int8 narrow channel:0'; 'auto' for all bits that are safe on this CPU.",
+    ),
 ]
 Activation = Annotated[
     str | None,

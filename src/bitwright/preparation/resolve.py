@@ -5,10 +5,13 @@ from pathlib import Path
 from typing import Any
 
 from bitwright.backends import BACKENDS, Backend, find_backend
+from bitwright.cpu import has_vnni
 from bitwright.errors import ConfigError
 from bitwright.graph import read_switches
 from bitwright.preparation.operator_recipe import make_quantizer, operator_recipe
-from bitwright.recipe import Recipe, Rule, TensorRecipe
+from bitwright.recipe import Recipe, Rule, TensorRecipe, with_bits
+
+AUTO = "auto"  # weights in as many bits as this CPU multiplies safely
 
 
 def resolve_recipe(
@@ -27,18 +30,31 @@ def resolve_recipe(
         "rules": (*given.rules, *Recipe.parse({"rules": skips}).rules),
         "allow_float": given.allow_float or allow_float,
     }
+    source = backend if backend is not None else given.backend
+    target = find_backend(source)
+    if weight == AUTO:
+        weight = _widest(target)
     if weight is not None:
         changes["weight"] = Recipe.parse({"weight": weight}).weight.over(given.weight)
     if activation is not None:
         changes["activation"] = Recipe.parse({"activation": activation}).activation.over(given.activation)
-    source = backend if backend is not None else given.backend
-    target = find_backend(source)
     named = isinstance(source, Backend) or target.name in BACKENDS
     changes["backend"] = target.name if named else str(source)
     whole = given.model_copy(update=changes)
     check_recipe(whole, target)
     read_switches(whole.schedules)
     return whole, target
+
+
+def _widest(backend: Backend) -> str | None:
+    """The weights of a backend in all the bits that are safe on this CPU, or None for its default."""
+    spec, used = backend.weights.spec, backend.weights.used_bits
+    if spec is None or spec.bits not in used.values():
+        raise ConfigError(
+            f"weight='{AUTO}' is for backends whose weights depend on the CPU, and {backend.name} is none; name a spec"
+        )
+    most = max(bits for bits, those in used.items() if those == spec.bits)
+    return str(with_bits(spec, most)) if has_vnni() else None
 
 
 def check_recipe(recipe: Recipe, backend: Backend) -> None:

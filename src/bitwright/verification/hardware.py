@@ -1,10 +1,8 @@
-"""What this CPU can do, as far as it changes what integer kernels compute."""
-
-import platform
-from pathlib import Path
+"""Notes on a file that hold for the CPU it was run on."""
 
 import numpy as np
 
+from bitwright.cpu import has_vnni
 from bitwright.exporting import ExportRecord, LoadedFile
 
 _SATURATES = (
@@ -18,14 +16,3 @@ def hardware_notes(file: LoadedFile, record: ExportRecord) -> list[str]:
     weights = (file.constant(t.tensor) for t in record.tensors if t.kind == "weight" and t.tensor)
     wide = any(w is not None and w.dtype == np.int8 and np.abs(w.astype(np.int16)).max(initial=0) > 64 for w in weights)
     return [_SATURATES] if wide and not has_vnni() else []
-
-
-def has_vnni() -> bool:
-    """Whether products of bytes are added in 32 bits."""
-    if platform.machine() not in ("x86_64", "AMD64"):
-        return True
-    try:
-        flags = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return True
-    return "avx512_vnni" in flags or "avx_vnni" in flags
