@@ -123,7 +123,7 @@ def mutated_data(data, rng: random.Random):
             home = home[step]
         what = rng.randrange(5)
         if what <= 1:
-            home[last] = rng.choice(ODD)
+            home[last] = copy.deepcopy(rng.choice(ODD))  # a second change may be made inside it
         elif what == 2:
             del home[last]
         elif what == 3 and isinstance(home, dict):
