@@ -146,7 +146,9 @@ class Files:
             path.write_bytes(whole)
 
     def _bytes(self, path, chance, call):
-        self._with(path, changed(path.read_bytes(), chance), call)
+        whole = path.read_bytes()
+        data = next(made for made in (changed(whole, chance) for _ in range(1000)) if made != whole)
+        self._with(path, data, call)
 
     def folder(self, chance):
         """Any byte of any file of a saved model."""

@@ -1,7 +1,7 @@
 """Overlapping threads, and what they must leave behind: ``python -m tests.threads 200`` makes so many rounds.
 
-Every round, threads prepare and calibrate a net each, and one reconstructs; every fourth round, one exports and verifies,
-too. What they find must be what they find one after the other, and the process must be as it was.
+Every round, threads prepare and calibrate a net each, and one reconstructs; every fourth round, one also exports and
+verifies. What they find must be what they find one after the other, and the process must be as it was.
 """
 
 import logging
