@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -16,6 +17,8 @@ from bitwright.errors import UnknownNameError
 from bitwright.exporting import ExportedTensor, ExportRecord, Fingerprint
 from bitwright.verification import CONSTRAINTS, Finding, Proof, View, register_constraint
 from bitwright.verification.constraints import constraints_of
+from bitwright.verification.limits import Limits
+from bitwright.verification.pipeline import add_violations
 
 Model = onnx.ModelProto
 TARGETS = {name: BACKENDS.get(name) for name in BACKENDS if BACKENDS.get(name).constraints}
@@ -329,3 +332,13 @@ def test_own_constraint_is_one_function(tmp_path: Path, own_plugins: None) -> No
     unknown = quantized(find_backend("qdq").with_(name="other", constraints=("tensorrt-symetric",)))
     with pytest.raises(UnknownNameError, match="'tensorrt-symetric': did you mean 'tensorrt-symmetric'"):
         proven(*unknown, tmp_path)
+
+
+def test_what_cannot_be_checked_is_not_proven() -> None:
+    unread = SimpleNamespace(format="other", record=None, with_quantizers=lambda: None)
+    judged, unjudged = Proof("file", 1, 1, limits=Limits()), Proof("file", 1, 1, limits=Limits(violations=None))
+    for proof in (judged, unjudged):
+        add_violations(proof, find_backend("tensorrt"), unread)
+    words = "not checked, as other is not ONNX: what tensorrt demands of files"
+    assert (judged.ok, judged.missed) == (False, [words])
+    assert (unjudged.missed, unjudged.notes) == ([], [words])

@@ -102,10 +102,7 @@ def verify(
                 try:
                     found = _prove(model, file, record, runtime, data, progress)
                     if latency and not runtime.stands_in:
-                        feeds = feeds_of(model, file, data[0])
-                        found.latency = measure_latency(runtime, file, twin, feeds)
-                        add_float_times(found, runtime, twin, feeds)
-                        found.memory = measure_memory(runtime, file, twin, feeds, found.latency.batch)
+                        _measure(found, runtime, file, twin, feeds_of(model, file, data[0]))
                 except RuntimeDied as error:
                     found = _crashed(runtime, file, feeds_of(model, file, data[0]), error)
                 missed = bounds.missed_by(found) if bounds is not None else []
@@ -123,11 +120,22 @@ def verify(
     return proof
 
 
+def _measure(
+    proof: RuntimeProof, runtime: Runtime, file: LoadedFile, twin: LoadedFile, feeds: Mapping[str, np.ndarray]
+) -> None:
+    """Measure speed and memory of a file beside those of the float network."""
+    proof.latency = measure_latency(runtime, file, twin, feeds)
+    add_float_times(proof, runtime, twin, feeds)
+    proof.memory = measure_memory(runtime, file, twin, feeds, proof.latency.batch)
+
+
 def add_violations(proof: Proof, backend: Backend, file: LoadedFile) -> None:
     """Check what the target's makers demand of files, and say what that leaves unproven."""
     name, known, view = backend.name, constraints_of(backend), View.of(file)
+    judged = proof.limits is not None and proof.limits.violations is not None
     if known and view is None:
-        proof.notes.append(f"not checked, as {file.format} is not ONNX: what {name} demands of files")
+        said = proof.missed if judged else proof.notes
+        said.append(f"not checked, as {file.format} is not ONNX: what {name} demands of files")
     elif known and view is not None:
         proof.constraints = {c.name: c.text for c in known}
         proof.violations = list(violations_of(known, view))
