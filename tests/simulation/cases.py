@@ -13,7 +13,7 @@ from torch import nn
 from bitwright.cpu import has_vnni
 from bitwright.exporting.modules import StoredConstants
 from bitwright.exporting.parts import IntegerTensor
-from bitwright.nn.conv import QuantConv1d, QuantConv2d
+from bitwright.nn.conv import QuantConv1d, QuantConv2d, QuantConv3d
 from bitwright.nn.linear import QuantLinear
 from bitwright.simulation import SIMULATED_RUNTIMES, Grid, Operation, Quantized
 
@@ -21,7 +21,15 @@ RULES = SIMULATED_RUNTIMES.get("onnxruntime").rules
 CONTRIB = "com.microsoft"
 
 
-def run(op: str, inputs: list[Any], attributes: dict[str, Any], *, domain: str = CONTRIB, free: tuple[int, ...] = (0,)):
+def run(
+    op: str,
+    inputs: list[Any],
+    attributes: dict[str, Any],
+    *,
+    domain: str = CONTRIB,
+    free: tuple[int, ...] = (0,),
+    kind: int = TensorProto.UINT8,
+):
     """What onnxruntime's kernel gives; inputs are constants but for those at the positions ``free``."""
     arrays = {f"i{i}": np.asarray(a) for i, a in enumerate(inputs)}
     given = {name: a for name, a in arrays.items() if int(name[1:]) in free}
@@ -32,7 +40,7 @@ def run(op: str, inputs: list[Any], attributes: dict[str, Any], *, domain: str =
     node = helper.make_node(op, list(arrays), ["y"], domain=domain, **attributes)
     graph = helper.make_graph([node], "g", infos, [helper.make_empty_tensor_value_info("y")], stored)
     floats = op == "MatMulIntegerToFloat" or (op == "QGemm" and len(inputs) == 7)
-    graph.output[0].type.tensor_type.elem_type = TensorProto.FLOAT if floats else TensorProto.UINT8
+    graph.output[0].type.tensor_type.elem_type = TensorProto.FLOAT if floats else kind
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid(CONTRIB, 1)]
     options = onnxruntime.SessionOptions()
     options.log_severity_level, options.intra_op_num_threads = 4, 1
@@ -109,13 +117,13 @@ def _result(draw: Draw, products: int, step: Any) -> np.float32:
 
 
 def conv(draw: Draw) -> tuple[Any, Any]:
-    rank, groups, kind = draw.size(1, 2), draw.size(1, 3), draw.size(0, 2)
+    rank, groups, kind = draw.size(1, 3), draw.size(1, 3), draw.size(0, 2)
     inputs, outputs = groups * draw.size(1, 6), groups * draw.size(1, 6)
     if kind == 0:  # depthwise
         groups = inputs = outputs = draw.size(2, 40)
     kernel_size, stride, padding, dilation = draw.size(1, 3), draw.size(1, 2), draw.size(0, 2), draw.size(1, 2)
     x, weight = (
-        draw.bytes(draw.size(1, 2), inputs, *[9] * rank),
+        draw.bytes(draw.size(1, 2), inputs, *[9 if rank < 3 else 6] * rank),
         draw.weight(outputs, inputs // groups, *[kernel_size] * rank),
     )
     scale, point, end = draw.scale(), draw.point(), draw.point()
@@ -131,7 +139,7 @@ def conv(draw: Draw) -> tuple[Any, Any]:
     operands = [x, scale, point, weight, steps, zeros, out, end, *([] if bias is None else [bias])]
     theirs = run("QLinearConv", operands, attributes, domain="")
     settings = (inputs, outputs, kernel_size, stride, padding, dilation, groups)
-    layer = (QuantConv1d, QuantConv2d)[rank - 1](*settings)
+    layer = (QuantConv1d, QuantConv2d, QuantConv3d)[rank - 1](*settings)
     module = Layer(layer, weight, steps, bias, scale)
     return kernel(f"conv{rank}d", grid(out, end), quantized(x, scale, point), module=module), theirs
 
@@ -195,28 +203,31 @@ def mul(draw: Draw) -> tuple[Any, Any]:
 
 
 def average_pool(draw: Draw) -> tuple[Any, Any]:
-    size = [draw.size(1, 4), draw.size(1, 4)]
+    rank = draw.size(1, 3)
+    size = [draw.size(1, 4) for _ in range(rank)]
     padding = [draw.size(0, s // 2) for s in size]
-    stride, include, last = [draw.size(1, 3), draw.size(1, 3)], draw.flag(), draw.flag()
-    x = draw.bytes(2, draw.size(1, 20), draw.size(4, 11), draw.size(4, 11))
+    stride, include, last = [draw.size(1, 3) for _ in range(rank)], draw.flag(), draw.flag()
+    x = draw.bytes(2, draw.size(1, 20), *[draw.size(4, 11 if rank < 3 else 6) for _ in range(rank)])
     scale, point, end = draw.scale(), draw.point(), draw.point()
     out = draw.scale(scale)
     attributes = {"kernel_shape": size, "strides": stride, "pads": padding * 2, "count_include_pad": int(include)}
-    given = x.transpose(0, 2, 3, 1).copy() if last else x
+    given = np.moveaxis(x, 1, -1).copy() if last else x
     theirs = run("QLinearAveragePool", [given, scale, point, out, end], {**attributes, "channels_last": int(last)})
-    module = nn.AvgPool2d(tuple(size), tuple(stride), tuple(padding), count_include_pad=include)
-    ours = kernel("avg_pool2d", grid(out, end), quantized(x, scale, point), module=module)
-    return ours, theirs.transpose(0, 3, 1, 2) if last else theirs
+    pool = (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)[rank - 1]
+    module = pool(tuple(size), tuple(stride), tuple(padding), count_include_pad=include)
+    ours = kernel(f"avg_pool{rank}d", grid(out, end), quantized(x, scale, point), module=module)
+    return ours, np.moveaxis(theirs, -1, 1) if last else theirs
 
 
 def global_average_pool(draw: Draw) -> tuple[Any, Any]:
-    x, last = draw.bytes(2, draw.size(1, 40), draw.size(1, 12), draw.size(1, 12)), draw.flag()
+    sizes = [draw.size(1, 12) for _ in range(draw.size(1, 3))]
+    x, last = draw.bytes(2, draw.size(1, 40), *sizes), draw.flag()
     scale, point, end = draw.scale(), draw.point(), draw.point()
     out = draw.scale(scale)
-    given = x.transpose(0, 2, 3, 1).copy() if last else x
+    given = np.moveaxis(x, 1, -1).copy() if last else x
     theirs = run("QLinearGlobalAveragePool", [given, scale, point, out, end], {"channels_last": int(last)})
     ours = kernel("global_average_pool", grid(out, end), quantized(x, scale, point))
-    return ours, theirs.transpose(0, 3, 1, 2) if last else theirs
+    return ours, np.moveaxis(theirs, -1, 1) if last else theirs
 
 
 def cat(draw: Draw) -> tuple[Any, Any]:

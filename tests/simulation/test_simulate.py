@@ -62,6 +62,20 @@ class Sequences(nn.Module):
         return self.head((x @ x.transpose(1, 2)).clamp(min=0))
 
 
+class Volumes(nn.Module):
+    """Three-dimensional convolutions and pools."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.start, self.depthwise = nn.Conv3d(2, 6, 3, padding=1), nn.Conv3d(6, 6, 3, 2, 1, groups=6)
+        self.pool, self.head = nn.AvgPool3d(2, 1), nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.max_pool3d(torch.relu(self.start(x)), 2)
+        x = self.pool(torch.relu(self.depthwise(x)))
+        return self.head(F.adaptive_avg_pool3d(x, 1).flatten(1))
+
+
 def calibrated(net: nn.Module, *shape: int, **options: Any) -> nn.Module:
     torch.manual_seed(1)
     for module in net.modules():
@@ -105,6 +119,7 @@ def watched(path: Path, x: Tensor) -> tuple[np.ndarray, dict[str, np.ndarray]]:
 NETS = {
     "residual": (Residual, (4, 3, 16, 16), {}),
     "sequences": (Sequences, (3, 4, 24), {}),
+    "volumes": (Volumes, (2, 2, 8, 8, 8), {}),
     "signed activations": (Residual, (4, 3, 16, 16), {"activation": "int8 affine tensor"}),
     "one scale per weight": (Residual, (4, 3, 16, 16), {"weight": "int7 symmetric narrow tensor"}),
 }
