@@ -1,5 +1,6 @@
 """Export in threads: files are right, and what other threads print, log and warn is heard, also afterwards."""
 
+import importlib
 import logging
 import sys
 import threading
@@ -11,6 +12,7 @@ import torch
 from torch import nn
 
 import bitwright as bw
+from bitwright.torch_internals import ONNX_FUNCTIONS, find_attribute
 
 
 def test_two_threads_export_at_once(tmp_path: Path) -> None:
@@ -60,3 +62,21 @@ def test_other_threads_are_heard_while_one_exports(
     assert set(heard) == {"log of another", "log of the exporter's thread, later"}
     assert set(shown) == {"warning of another", "warning of the exporter's thread, later"}
     assert "printed" in capsys.readouterr().out
+
+
+def test_exports_share_torchs_table_of_functions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is made once for all exports of Bitwright, and anew for every other."""
+    owner, name = find_attribute(ONNX_FUNCTIONS)
+    module = importlib.import_module(getattr(owner, name).__name__)
+    while hasattr(module.get_torchlib_ops, "__wrapped__"):
+        monkeypatch.setattr(module, "get_torchlib_ops", module.get_torchlib_ops.__wrapped__)
+    made = []
+    make = module.get_torchlib_ops
+    monkeypatch.setattr(module, "get_torchlib_ops", lambda: made.append(1) or make())
+    x = torch.randn(2, 3)
+    model = bw.calibrate(bw.prepare(nn.Sequential(nn.Linear(3, 3)).eval(), x), [x])
+    for i in range(2):
+        bw.export(model, tmp_path / f"{i}.onnx", dynamic_shapes=False)
+    assert made == [1]
+    module.get_torchlib_ops()
+    assert made == [1, 1]

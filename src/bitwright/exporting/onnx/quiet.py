@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from bitwright.modes import ForkableLock
-from bitwright.torch_internals import mute_failed_graphs
+from bitwright.torch_internals import keep_onnx_functions, mute_failed_graphs
 
 _SPEAKERS = ("torch", "onnxscript", "onnx_ir")
 _EARLY = "torch.onnx._internal.exporter._registration"  # speaks before its module has been imported by anything else
@@ -53,6 +53,7 @@ def quiet_exporter() -> Iterator[None]:
         if not isinstance(warnings.showwarning, _MuteWarnings):
             warnings.showwarning = _MuteWarnings()
         mute_failed_graphs(_exporting)
+        keep_onnx_functions(_exporting)
         _thread.exporting = True
         try:
             yield
