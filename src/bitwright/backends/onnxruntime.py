@@ -12,9 +12,9 @@ def _wrong_where_flat(node: fx.Node) -> str:
     return "onnxruntime's integer softmax is wrong for flat distributions"
 
 
-# Attention stays float by default: no gain in time was seen with its products in integers (blocks of width 128, 64 and
-# 256 tokens), it costs about 1 dB, and the decomposed model gives other bits than the float one while quantizers are
-# off. Softmax stays float either way.
+# Attention stays float by default. Two blocks of width 128 with 64 tokens, one thread, took 0.525 ms with its products
+# in integers and 0.575 ms without, at 1.1 dB more error; with a mask 0.899 and 0.641 ms, as the rows that it hides must
+# be found. And the decomposed model gives other bits than the float one while quantizers are off. Softmax stays float.
 SPLIT_ATTENTION = "schedules: {decompose_attention: true} shows its products"
 
 # Transposed convolutions have no integer kernel, but onnxruntime quantizes a float weight between quantized tensors by
