@@ -7,9 +7,9 @@ W4A4, W3A3, W2A4 and W2A2 are what papers measure: only inputs and weights of co
 quantized, BatchNorm and sums stay float, and the first and last layers have weights and inputs of 8 bits. The stem's
 output, which the second layer reads, has few bits.
 
-Calibration and reconstruction see 512 training images, training 80 batches of 64 others. Accuracy is that of 10,000
-test images. Training learns from labels and from the float net in equal parts, and stands beside a control: BatchNorms
-get the statistics of the same batches, and nothing else changes.
+Calibration and reconstruction see 512 training images, training batches of 64 others, 80 unless --batches says so.
+Accuracy is that of 10,000 test images. Training learns from labels and from the float net in equal parts, and stands
+beside a control: BatchNorms get the statistics of the same batches, and nothing else changes.
 
 Each row is stored in the cache as soon as it is known, and taken from there by the next run; ``--again`` measures anew.
 """
@@ -51,7 +51,7 @@ class Bench:
         self.model = float_model(net, seed, train, options.epochs)
         order = torch.randperm(len(train.labels), generator=torch.Generator().manual_seed(seed))
         self.images = train.images[order[:512]]
-        self.batches = [(train.images[i], train.labels[i]) for i in order[512 : 512 + 80 * 64].split(64)]
+        self.batches = [(train.images[i], train.labels[i]) for i in order[512 : 512 + options.batches * 64].split(64)]
 
     def accuracy(self, model: nn.Module) -> float:
         return 100 * float((predict(model, self.test.images) == self.test.labels).float().mean())
@@ -70,8 +70,9 @@ class Bench:
                 yield self._timed(bits, f"train {name}", lambda n=name, b=bits: self.during_training(n, b))
 
     def _timed(self, bits: str, name: str, make: Callable[[], nn.Module]) -> Row:
-        steps = self.options.steps if name.startswith("MSE +") else "any"  # others do not depend on it
-        key = self.net, self.options.epochs, self.seed, steps, bits, name
+        trained, learned = name.startswith("train"), name.startswith("MSE +")
+        length = self.options.batches if trained else self.options.steps if learned else "any"
+        key = self.net, self.options.epochs, self.seed, length, bits, name
         measure = lambda: self._measured(bits, name, make)  # noqa: E731
         return measure() if self.options.again else kept(key, measure)
 
@@ -119,6 +120,7 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--epochs", type=int, default=5, help="of the float net")
     parser.add_argument("--steps", type=int, default=2000, help="of reconstruction, for each unit")
+    parser.add_argument("--batches", type=int, default=80, help="of training")
     parser.add_argument("--bits", nargs="*", default=list(BITS), choices=BITS)
     parser.add_argument("--methods", nargs="*", default=list(LEARNED), choices=LEARNED)
     parser.add_argument("--trained", nargs="*", default=list(TRAINED), choices=TRAINED)
@@ -134,7 +136,8 @@ def main() -> None:
                 exact = accuracy if bits == "FP32" else exact
                 found.setdefault((bits, name), []).append((accuracy, exact - accuracy, seconds))
                 print(f"  {net} seed {seed}: {bits} {name}: {accuracy:.2f}, {seconds:.0f} s", flush=True)
-        print(f"\n{net}: {len(options.seeds)} seed(s), {options.steps} steps a unit\n")
+        lengths = f"{options.steps} steps a unit, {options.batches} batches of training"
+        print(f"\n{net}: {len(options.seeds)} seed(s), {lengths}\n")
         print(f"{'bits':<6}{'method':<30}{'accuracy':>9}{'drop':>8}{'spread':>8}{'seconds':>9}")
         for (bits, name), values in found.items():
             accuracy, drop, seconds = (statistics.mean(column) for column in zip(*values, strict=True))
