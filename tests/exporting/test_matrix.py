@@ -47,7 +47,7 @@ def test_file_of_every_backend_is_proven(everything: nn.Module, backend: str, tm
         assert found.largest in (0, 1)
         assert not found.uncompared
         assert len(found.outputs) == 4
-    assert view.of_kind("weight")
+    assert bool(view.of_kind("weight")) == (backend != "nnie")  # whose weights are places in tables
 
 
 CASES = {
