@@ -50,12 +50,34 @@ def test_verify_proves_a_file_of_a_saved_model(run, here, exported):
     assert set(data["scores"]) == {"FP32", "onnxruntime"}
 
 
-def test_compare_two_files(run, here, exported):
+def test_compare_two_files(run, refused, here, exported):
     (here / "other.onnx").write_bytes(exported.read_bytes())
     command = ["compare", "out", "other.onnx", "--data", "nets:calibration"]
     code, out, _ = run(*command, "--json", "--max-output-difference", "0")
     assert (code, json.loads(out)["largest"]) == (0, 0.0)
     assert "differs by at most 0.000%" in run(*command)[1]
+    scored = ["--eval", "nets:evaluate", "--max-accuracy-drop", "0", "--min-coverage", "1", "--junit", "both.xml"]
+    code, out, _ = run(*command, *scored)
+    assert code == 1  # one of five operators is float, and the accuracy is the same
+    assert "Missed: onnxruntime: 80.0% of the executed operators run in integers, less than 100.0%" in out
+    assert out.count("agreement") == 2
+    suite = ElementTree.parse(here / "both.xml").getroot()
+    assert (suite.get("tests"), suite.get("failures")) == ("1", "1")
+    code, out, _ = run(*command, "--eval", "nets:evaluate", "--max-accuracy-drop", "0", "--json")
+    assert (code, json.loads(out)["missed"]) == (0, [])
+    assert "--max-accuracy-drop needs --eval" in refused(*command, "--max-accuracy-drop", "0.1")
+
+
+def test_accuracy_alone_judges_a_file(run, here, exported):
+    """The limit on the drop is enough for a verdict, in both directions."""
+    scored = [*VERIFY, "--eval", "nets:evaluate", "--json", "--max-accuracy-drop"]
+    code, out, _ = run(*scored, "1")
+    assert (code, json.loads(out)["ok"]) == (0, True)
+    worse = [*VERIFY, "--eval", "nets:evaluate_falling", "--json", "--max-accuracy-drop", "0.1"]
+    code, out, _ = run(*worse)
+    data = json.loads(out)
+    assert (code, data["ok"]) == (1, False)
+    assert data["missed"] == ["onnxruntime: score drops by 0.5 (from 1 to 0.5), more than 0.1"]
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from bitwright.errors import ConfigError
 
 if TYPE_CHECKING:
     from bitwright.cli.inputs import Batches
+    from bitwright.cli.scores import Scores
     from bitwright.verification import Proof, RuntimeProof
 
 VERIFY_EPILOG = "Example: bitwright verify out/ --data mypkg.nets:calibration --min-coverage 0.9 --junit verify.xml"
@@ -30,6 +31,9 @@ COMPARE_EPILOG = "Example: bitwright compare before.onnx after.onnx --data mypkg
 Data = Annotated[
     str, typer.Option(metavar="MODULE:FUNCTION", help="Gives batches for the file: tensors, tuples or dicts.")
 ]
+
+
+Junit = Annotated[Path | None, typer.Option(metavar="FILE", help="Write the findings as JUnit XML.")]
 
 
 def verify(
@@ -53,7 +57,7 @@ def verify(
     max_output_difference: MaxOutputDifference = None,
     min_speedup: MinSpeedup = None,
     max_accuracy_drop: MaxDrop = None,
-    junit: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the findings as JUnit XML.")] = None,
+    junit: Junit = None,
     json: Json = False,
 ) -> None:
     """Run a file that exists already, and judge it; exit code 1 means that a limit was missed.
@@ -91,29 +95,64 @@ def compare(
     first: Annotated[Path, typer.Argument(metavar="A", help="A file, or a folder with one.")],
     second: Annotated[Path, typer.Argument(metavar="B", help="The file to compare with it.")],
     data: Data,
+    evaluate: Evaluate = None,
     runtime: Annotated[str, typer.Option(metavar="NAME", help="Where to run both.")] = "onnxruntime",
+    min_coverage: MinCoverage = None,
     max_output_difference: MaxOutputDifference = None,
+    max_accuracy_drop: MaxDrop = None,
+    junit: Junit = None,
     json: Json = False,
 ) -> None:
-    """Run two files on the same data: how far their outputs are apart, and which is faster."""
-    from dataclasses import asdict
+    """Run two files on the same data: how far their outputs are apart, and which is faster and more accurate.
 
+    The limits are for B; its accuracy may drop from that of A. Exit code 1 means that one was missed, or that the
+    outputs are others.
+    """
+    check_limits(None, latency=True, max_accuracy_drop=max_accuracy_drop, evaluate=evaluate)
+    given = {"coverage": min_coverage, "output": max_output_difference}
     with stdout_kept_clean(json):
         from bitwright.cli.inputs import read_batches
         from bitwright.cli.load import load
         from bitwright.verification.alone import compare_files
 
         a, b = _file_in(first), _file_in(second)
+        judge = load(evaluate, "--eval") if evaluate else None
         found = compare_files(a, b, read_batches(load(data, "--data"), f"--data {data}"), runtime=runtime)
-    problems = [o for o in found.outputs if o.problem]
-    worst = found.worst_output("relative")
-    too_far = max_output_difference is not None and not (worst is not None and worst <= max_output_difference)
+        proof = _comparison(a, b, found, given)
+        scores = _both_scores(a, b, judge, f"--eval {evaluate}", runtime) if judge is not None else {}
+        if max_accuracy_drop is not None:
+            _judge_drop(proof, scores[str(a)], {runtime: scores[str(b)]}, max_accuracy_drop)
+    if junit is not None:
+        write_text(_junit(proof), junit)
     if json:
-        print_json({"a": str(a), "b": str(b), "largest": worst, **asdict(found)})
+        measured = {"largest": found.worst_output("relative"), "scores": scores or None, "missed": proof.missed}
+        print_json({"a": str(a), "b": str(b), **proof.to_dict()["runtimes"][runtime], **measured})
     else:
-        _print_comparison(found, a, b)
-    if problems or too_far:
+        _print_comparison(found, a, b, scores, proof.missed)
+    if proof.missed:
         raise typer.Exit(1)
+
+
+def _comparison(a: Path, b: Path, found: "RuntimeProof", given: dict[str, float | None]) -> "Proof":
+    """What was found about a file beside another, judged by the limits that were given; the outputs must be there."""
+    from dataclasses import replace
+
+    from bitwright.verification import Proof
+    from bitwright.verification.limits import NO_LIMITS
+
+    bounds = replace(NO_LIMITS, **given)  # pyrefly: ignore
+    made = Proof(str(b), b.stat().st_size, a.stat().st_size, {found.runtime: found}, bounds)
+    made.missed += bounds.missed_by(found)
+    return made
+
+
+def _both_scores(a: Path, b: Path, judge: Callable[[Any], Any], name: str, runtime: str) -> "dict[str, Scores]":
+    """What the user's function says of both files."""
+    from bitwright.cli.scores import DeployedModel, score
+    from bitwright.verification import run_file
+
+    before = score(judge, DeployedModel(run_file(a, runtime)), f"{name} on {a}")
+    return {str(a): before, str(b): score(judge, DeployedModel(run_file(b, runtime)), f"{name} on {b}", before)}
 
 
 def _file_in(path: Path) -> Path:
@@ -144,8 +183,7 @@ def _proof(
     if model is None or saved is None:
         from bitwright.verification.alone import check_file
 
-        known = runtimes or ["onnxruntime"]
-        return check_file(path, batches, runtimes=known, backend=backend, limits=limits, latency=latency)
+        return check_file(path, batches, runtimes=runtimes, backend=backend, limits=limits, latency=latency)
     from bitwright.cli.load import load_model
     from bitwright.saving import load as load_saved
     from bitwright.verification import verify as prove
@@ -159,7 +197,7 @@ def _scores(
     path: Path, judge: Callable[[Any], Any], name: str, proof: "Proof", allowed: float | None
 ) -> dict[str, dict[str, float]]:
     """What the user's function says of the float twin and the file in each runtime."""
-    from bitwright.cli.scores import DeployedModel, Scores, missed_drop, score
+    from bitwright.cli.scores import DeployedModel, score
     from bitwright.verification import run_file
 
     before: Scores = {}
@@ -169,23 +207,40 @@ def _scores(
             before = score(judge, DeployedModel(run_file(path, runtime, quantized=False)), f"{name} on FP32")
         after[runtime] = score(judge, DeployedModel(run_file(path, runtime)), f"{name} in {runtime}", before)
     if allowed is not None:
-        proof.missed += missed_drop(before, after, allowed)
+        _judge_drop(proof, before, after, allowed)
     return {"FP32": before, **after}
+
+
+def _judge_drop(proof: "Proof", before: "Scores", after: "Mapping[str, Scores]", allowed: float) -> None:
+    from bitwright.cli.scores import missed_drop
+    from bitwright.verification.limits import NO_LIMITS
+
+    proof.missed += missed_drop(before, after, allowed)
+    proof.limits = proof.limits or NO_LIMITS  # it was judged, if by this alone
 
 
 def _print_proof(proof: "Proof", scores: Mapping[str, Mapping[str, float]]) -> None:
     print_text(str(proof))
+    _print_scores(scores)
+
+
+def _print_scores(scores: "Mapping[str, Mapping[str, float]]") -> None:
     for where, found in scores.items():
         print_text(f"{where}: " + ", ".join(f"{name} {value:.4g}" for name, value in found.items()))
 
 
-def _print_comparison(found: "RuntimeProof", a: Path, b: Path) -> None:
+def _print_comparison(
+    found: "RuntimeProof", a: Path, b: Path, scores: "Mapping[str, Scores]", missed: list[str]
+) -> None:
     for output in found.outputs:
         far = output.problem or f"differs by at most {output.relative or 0.0:.3%} of its magnitude"
         print_text(f"{output.name} {far}")
     if found.latency is not None:
         time = found.latency
         print_text(f"{b}: {time.quantized_ms:.2f} ms; {a}: {time.float_ms:.2f} ms ({found.runtime})")
+    _print_scores(scores)
+    for line in missed:
+        print_text(f"Missed: {line}", "bold red")
 
 
 def _junit(proof: "Proof") -> str:

@@ -30,7 +30,7 @@ def check_file(
     path: str | os.PathLike[str],
     batches: Iterable[Any],
     *,
-    runtimes: Iterable[str] = ("onnxruntime",),
+    runtimes: Iterable[str] | None = None,
     backend: str | os.PathLike[str] | Backend | None = None,
     limits: Mapping[str, float | None] | None = None,
     latency: bool = True,
@@ -43,7 +43,7 @@ def check_file(
     Args:
         path: the file.
         batches: inputs of the file: tensors, tuples of tensors in its order, or dicts; at most 8 are used.
-        runtimes: where to run it.
+        runtimes: where to run it; by default in onnxruntime, and in ``reference`` what is made of a file of ranges.
         backend: what the file is for; the constraints published for that target are checked, and must be kept.
         limits: what must be kept; of those of :class:`Limits`, ``output``, ``coverage``, ``coverage_multiply_adds`` and
             ``speedup`` can be measured here. Without any, nothing is judged.
@@ -59,7 +59,7 @@ def check_file(
     if target is not None:
         add_violations(proof, target, file)
     expected = RUNTIMES.get("reference")().open(file)
-    for name in runtimes:
+    for name in runtimes or (["reference"] if file.stands_in else ["onnxruntime"]):
         runtime = RUNTIMES.get(name)()
         found = proof.runtimes[name] = _compared(runtime, file, expected, file, data)
         if latency and not runtime.stands_in:

@@ -57,9 +57,9 @@ class Limits:
                 if name not in known:
                     raise UnknownNameError(f"unknown limit {name!r}{suggest(name, known)}")
             given = replace(DEFAULT, **dict(limits))  # pyrefly: ignore
-            alone = "violations" not in limits and given == replace(_NONE, violations=DEFAULT.violations)
-            limits = _NONE if alone else given
-        return None if limits == _NONE else limits
+            alone = "violations" not in limits and given == replace(NO_LIMITS, violations=DEFAULT.violations)
+            limits = NO_LIMITS if alone else given
+        return None if limits == NO_LIMITS else limits
 
     def broken_by(self, violations: Sequence[Violation]) -> list[str]:
         """Say which violations are too many: all of them, if there are more than allowed."""
@@ -121,7 +121,7 @@ class Limits:
 
 
 DEFAULT = Limits()
-_NONE = Limits(*[None] * len(fields(Limits)))
+NO_LIMITS = Limits(*[None] * len(fields(Limits)))
 
 
 def _measured(check: OutputCheck, limit: str) -> float | None:
