@@ -41,14 +41,10 @@ def map_weights(model: nn.Module, files: Files) -> nn.Module:
     """
     where = {name: path for path in _paths(files) for name in _names(path)}
     wanted = _on_meta(model)
-    names = {id(tensor): [n for n, t in wanted if t is tensor] for _, tensor in wanted}
-    lost = [mine[0] for mine in names.values() if not any(name in where for name in mine)]
-    if lost:
-        more = f" and {len(lost) - _SHOWN} more" if len(lost) > _SHOWN else ""
-        raise ConfigError(
-            f"the weights do not have {', '.join(lost[:_SHOWN])}{more}, which the model has on the meta device; build "
-            "what is not in the files (as buffers that are not saved) on the CPU"
-        )
+    names: dict[int, list[str]] = {}
+    for name, tensor in wanted:
+        names.setdefault(id(tensor), []).append(name)
+    _refuse_lost([mine[0] for mine in names.values() if where.keys().isdisjoint(mine)])
     found: dict[int, Tensor] = {}
     for _, tensor in wanted:
         name = next(n for n in names[id(tensor)] if n in where)
@@ -57,6 +53,16 @@ def map_weights(model: nn.Module, files: Files) -> nn.Module:
         owner, _, key = name.rpartition(".")
         _put(model.get_submodule(owner), key, found[id(tensor)])
     return model
+
+
+def _refuse_lost(names: list[str]) -> None:
+    if not names:
+        return
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    raise ConfigError(
+        f"the weights do not have {', '.join(names[:_SHOWN])}{more}, which the model has on the meta device; build "
+        "what is not in the files (as buffers that are not saved) on the CPU"
+    )
 
 
 def _paths(files: Files) -> list[Path]:

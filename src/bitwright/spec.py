@@ -208,13 +208,12 @@ def _parse_granularity(words: list[str], text: str) -> Granularity:
     if not match:
         known = ["tensor", "channel:0", "group:128", *_FLAGS]
         raise UnknownNameError(f"unknown word {word!r} in the spec {text!r}{suggest(word, known)}")
-    kind, first, second = match[1], match[2], match[3]
-    if kind == "tensor" and first is None:
-        return PerTensor()
-    if kind == "channel" and second is None:
-        return PerChannel(int(first or 0))
-    if kind == "group" and first is not None:
-        return PerGroup(int(first), int(second) if second is not None else -1)
+    make, least, most = {"tensor": (PerTensor, 0, 0), "channel": (PerChannel, 0, 1), "group": (PerGroup, 1, 2)}[
+        match[1]
+    ]
+    numbers = [int(number) for number in match.groups()[1:] if number is not None]
+    if least <= len(numbers) <= most:
+        return make(*numbers)
     raise ConfigError(f"cannot read {word!r} in the spec {text!r}: write 'tensor', 'channel:AXIS' or 'group:SIZE:AXIS'")
 
 

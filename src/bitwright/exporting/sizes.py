@@ -160,15 +160,9 @@ def _map(value: Any, function: Callable[[Tensor], Any], other: Callable[[Any], A
 
 def name_sizes(model: Any, arguments: list[str], wished: Names) -> set[str]:  # noqa: ANN401
     """Name the free sizes as the user does, or after the inputs that have them first; return the names."""
-    import onnx_ir as ir
-
     names: dict[str, str] = {}
-    free = [
-        (argument, axis, size.value)
-        for argument, value in zip(arguments, model.graph.inputs, strict=False)
-        for axis, size in enumerate(value.shape or ())
-        if isinstance(size, ir.SymbolicDim) and size.value and size.value.isidentifier()
-    ]
+    given = zip(arguments, model.graph.inputs, strict=False)
+    free = [(argument, *found) for argument, value in given for found in _free_sizes(value) if found[1].isidentifier()]
     for argument, axis, symbol in free:
         if (argument, axis) in wished:
             names.setdefault(symbol, wished[argument, axis])
@@ -177,7 +171,13 @@ def name_sizes(model: Any, arguments: list[str], wished: Names) -> set[str]:  # 
         names.setdefault(symbol, BATCH if first else f"{argument}_{axis}")
     values = [*model.graph.inputs, *(v for node in model.graph.all_nodes() for v in node.outputs)]
     for value in values:
-        for axis, size in enumerate(value.shape or ()):
-            if isinstance(size, ir.SymbolicDim) and size.value:
-                value.shape[axis] = re.sub(r"\w+", lambda m: names.get(m[0], m[0]), size.value)
+        for axis, size in _free_sizes(value):
+            value.shape[axis] = re.sub(r"\w+", lambda m: names.get(m[0], m[0]), size)
     return set(names.values())
+
+
+def _free_sizes(value: Any) -> list[tuple[int, str]]:  # noqa: ANN401
+    """The axes of a tensor whose sizes are free, with the symbol or expression of each."""
+    import onnx_ir as ir
+
+    return [(i, s.value) for i, s in enumerate(value.shape or ()) if isinstance(s, ir.SymbolicDim) and s.value]

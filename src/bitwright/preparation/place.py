@@ -71,12 +71,18 @@ def _number_calls(region: Region, backend: Backend) -> None:
         if tells_calls_apart(node, region):
             calls[region.model.get_submodule(str(node.target))].append(node)
     for layer, nodes in calls.items():
-        inputs = [decision.inputs if (decision := region.decisions.get(n)) is not None else () for n in nodes]
         if len(nodes) > 1 and isinstance(layer, QuantLayer):
             none = no_quantizer(backend.activations.spec)
-            layer.place_calls([region.model.get_submodule(names[0]) if names else none for names in inputs])  # pyrefly: ignore
+            layer.place_calls([_before(region, node) or none for node in nodes])
             for number, node in enumerate(nodes[1:], 1):
                 node.kwargs = {**node.kwargs, "call": number}
+
+
+def _before(region: Region, node: fx.Node) -> TensorQuantizer | None:
+    """The quantizer of what a call reads first."""
+    decision = region.decisions.get(node)
+    names = () if decision is None else decision.inputs
+    return region.model.get_submodule(names[0]) if names else None  # pyrefly: ignore
 
 
 def _read(node: fx.Node, decision: Decision, demand: Demand, backend: Backend) -> list[fx.Node]:

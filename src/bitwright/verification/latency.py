@@ -25,12 +25,16 @@ def measure_latency(runtime: Runtime, file: LoadedFile, twin: LoadedFile, batch:
     count = next((a.shape[0] for a in feeds.values() if a.ndim), 1)
     found = Latency(quantized, plain, count, runtime.default_precision())
     if found.default_precision:
-        try:
-            default = runtime.race([file, twin], feeds, as_is=True)
-            found.default_quantized_ms, found.default_float_ms = (seconds * 1e3 for seconds in default)
-        except VerifyError as error:  # it says nothing against what was measured in float32
-            found.default_problem = str(error)
+        _time_as_is(found, runtime, [file, twin], feeds)
     return found
+
+
+def _time_as_is(found: Latency, runtime: Runtime, files: list[LoadedFile], feeds: Mapping[str, np.ndarray]) -> None:
+    try:
+        times = runtime.race(files, feeds, as_is=True)
+        found.default_quantized_ms, found.default_float_ms = (seconds * 1e3 for seconds in times)
+    except VerifyError as error:  # it says nothing against what was measured in float32
+        found.default_problem = str(error)
 
 
 def measure_memory(

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
 from bitwright.errors import ConfigError, UnknownNameError, suggest
-from bitwright.verification.proof import OutputCheck, RuntimeProof, Violation, violations_in_words
+from bitwright.verification.proof import OutputCheck, RuntimeProof, TensorCheck, Violation, violations_in_words
 
 
 @dataclass(frozen=True)
@@ -81,11 +81,8 @@ class Limits:
             elif proof.largest > self.largest:
                 first = next(t.name for t in proof.compared if (t.largest or 0) > self.largest)
                 yield f"a quantized value is off by {proof.largest} steps, more than {self.largest} (first: {first})"
-        missing = proof.uncompared
-        if self.uncompared is not None and len(missing) > self.uncompared:
-            names = ", ".join(f"{t.name} ({t.reason})" for t in missing[:3])
-            more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-            yield f"{len(missing)} placed quantizers were not compared: {names}{more}"
+        if self.uncompared is not None and len(proof.uncompared) > self.uncompared:
+            yield _not_compared(proof.uncompared)
         yield from _too_low(proof.equal, self.equal, "of the quantized values equal the simulation", 3)
 
     def _outputs(self, proof: RuntimeProof) -> Iterator[str]:
@@ -122,6 +119,12 @@ class Limits:
 
 DEFAULT = Limits()
 NO_LIMITS = Limits(*[None] * len(fields(Limits)))
+
+
+def _not_compared(missing: Sequence[TensorCheck]) -> str:
+    names = ", ".join(f"{t.name} ({t.reason})" for t in missing[:3])
+    more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+    return f"{len(missing)} placed quantizers were not compared: {names}{more}"
 
 
 def _measured(check: OutputCheck, limit: str) -> float | None:

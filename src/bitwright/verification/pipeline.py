@@ -29,7 +29,7 @@ from bitwright.verification.identity import check_identity
 from bitwright.verification.isolation.bisect import where_it_dies
 from bitwright.verification.isolation.child import RuntimeDied
 from bitwright.verification.latency import add_float_times, measure_latency, measure_memory
-from bitwright.verification.limits import DEFAULT, Limits
+from bitwright.verification.limits import DEFAULT, NO_LIMITS, Limits
 from bitwright.verification.outputs import OutputTally, as_tensor, leaves, simulate
 from bitwright.verification.precision import in_files_precision
 from bitwright.verification.proof import Proof, RuntimeProof, TensorCheck
@@ -132,14 +132,14 @@ def _measure(
 def add_violations(proof: Proof, backend: Backend, file: LoadedFile) -> None:
     """Check what the target's makers demand of files, and say what that leaves unproven."""
     name, known, view = backend.name, constraints_of(backend), View.of(file)
-    judged = proof.limits is not None and proof.limits.violations is not None
+    limits = proof.limits or NO_LIMITS
     if known and view is None:
-        said = proof.missed if judged else proof.notes
+        said = proof.notes if limits.violations is None else proof.missed
         said.append(f"not checked, as {file.format} is not ONNX: what {name} demands of files")
     elif known and view is not None:
         proof.constraints = {c.name: c.text for c in known}
         proof.violations = list(violations_of(known, view))
-        proof.missed += proof.limits.broken_by(proof.violations) if proof.limits is not None else []
+        proof.missed += limits.broken_by(proof.violations)
         demands, broken = [c for c in known if not c.advice], {v.constraint for v in proof.violations if not v.advice}
         kept = f"{len(demands) - len(broken)} of the {len(demands)} constraints published for {name} are kept; "
         proof.notes.append(kept + _UNPROVEN.format(name) + "these")
@@ -176,16 +176,17 @@ def run_file(
 
 def _choose(names: Iterable[str] | None, ledger: Ledger, file: LoadedFile) -> list[Runtime]:
     if names is not None:
-        chosen = [names] if isinstance(names, str) else list(names)
-        if not chosen:
-            raise ConfigError("name at least one runtime to verify in, or leave the choice to the backend")
-        return [RUNTIMES.get(n)() for n in chosen]
-    known = ledger.backend.runtimes if not file.stands_in else ()
-    known = tuple(n for n in known if file.format in RUNTIMES.get(n).formats)
-    if not known and file.format not in RUNTIMES.get("reference").formats:
-        known = tuple(n for n in RUNTIMES if file.format in RUNTIMES.get(n).formats)
-    known = known or ("reference",)
+        return _named([names] if isinstance(names, str) else list(names))
+    able = [n for n in RUNTIMES if file.format in RUNTIMES.get(n).formats]
+    known = [n for n in ledger.backend.runtimes if n in able] if not file.stands_in else []
+    known = known or (["reference"] if "reference" in able or not able else able)
     return [RUNTIMES.get(n)() for n in known if RUNTIMES.get(n).available()] or [RUNTIMES.get(known[0])()]
+
+
+def _named(names: list[str]) -> list[Runtime]:
+    if not names:
+        raise ConfigError("name at least one runtime to verify in, or leave the choice to the backend")
+    return [RUNTIMES.get(name)() for name in names]
 
 
 def _prove(

@@ -13,23 +13,28 @@ _KEPT = ("QuantizeLinear", "DequantizeLinear")  # scales, which runtimes look fo
 def store_half(graph: Any) -> None:  # noqa: ANN401
     """Store each large float32 constant in the first half type that holds it exactly, and cast it to float32."""
     for name, value in list(graph.initializers.items()):
-        tensor, readers = value.const_value, list(value.uses())
-        if tensor is None or value.dtype != ir.DataType.FLOAT or tensor.size < _SMALL or value.is_graph_output():
-            continue
-        if not readers or any(user.op_type in _KEPT for user, _ in readers):
-            continue
-        kind = next((kind for kind in _KINDS if _holds(kind, tensor.numpy())), None)
+        kind = _half_type(value)
         if kind is None:
             continue
-        stored = ir.tensor(tensor.numpy().astype(kind.numpy()), dtype=kind, name=f"{name}.half")
+        stored = ir.tensor(value.const_value.numpy().astype(kind.numpy()), dtype=kind, name=f"{name}.half")
         half = ir.Value(name=stored.name, const_value=stored, shape=value.shape, type=ir.TensorType(kind))
         graph.register_initializer(half)
         cast = ir.node("Cast", [half], {"to": int(ir.DataType.FLOAT)}, name=f"{name}.cast")
         cast.outputs[0].name, cast.outputs[0].shape, cast.outputs[0].type = f"{name}.float", value.shape, value.type
         graph.insert_before(graph[0], cast)
-        for user, position in readers:
+        for user, position in list(value.uses()):
             user.replace_input_with(position, cast.outputs[0])
         del graph.initializers[name]
+
+
+def _half_type(value: Any) -> ir.DataType | None:  # noqa: ANN401
+    """The type to store a constant in; None if it stays as it is."""
+    tensor, readers = value.const_value, list(value.uses())
+    if tensor is None or value.dtype != ir.DataType.FLOAT or tensor.size < _SMALL or value.is_graph_output():
+        return None
+    if not readers or any(user.op_type in _KEPT for user, _ in readers):
+        return None
+    return next((kind for kind in _KINDS if _holds(kind, tensor.numpy())), None)
 
 
 def _holds(kind: ir.DataType, array: np.ndarray) -> bool:

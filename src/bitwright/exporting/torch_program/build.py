@@ -29,13 +29,7 @@ def build(deployment: Deployment, inputs: Inputs, options: ExportOptions, format
     program = _export(twin, inputs, options.dynamic_shapes)
     graph = program.module().graph
     called = [(node, module_of(node)) for node in graph.nodes if node.op == "call_function"]
-    private = [str(node.target) for node, _ in called if str(node.target).startswith("bitwright.")]
-    if private:
-        raise ExportError(f"the program needs {private[0]}, which PyTorch alone does not have: export with 'onnx'")
-    made: dict[str, list[str]] = {}
-    for node, module in called:
-        if kind_of(node) == "QuantizeLinear":
-            made.setdefault(module, []).append(node.name)
+    made = _quantizers_by_module(called)
     tensors = [entry for name, part in sites for entry in _entries(name, part.site, name in stored, made.get(name, []))]
     origins = [ExportedOperator(n.name, *_origin(m, deployment.origins)) for n, m in called]
     arguments = tuple(flat_inputs(twin, inputs))
@@ -52,6 +46,17 @@ def build(deployment: Deployment, inputs: Inputs, options: ExportOptions, format
     count = len([spec for spec in program.graph_signature.output_specs if spec.kind.name == "USER_OUTPUT"])
     origin = {"inputs": list(arguments), "outputs": _results(deployment, count), "nodes": nodes}
     return program, record, origin
+
+
+def _quantizers_by_module(called: list[tuple[fx.Node, str]]) -> dict[str, list[str]]:
+    """The names of the nodes that quantize, by the module they were called in."""
+    made: dict[str, list[str]] = {}
+    for node, module in called:
+        if str(node.target).startswith("bitwright."):
+            raise ExportError(f"the program needs {node.target}, which PyTorch alone does not have: export with 'onnx'")
+        if kind_of(node) == "QuantizeLinear":
+            made.setdefault(module, []).append(node.name)
+    return made
 
 
 def module_of(node: fx.Node) -> str:
