@@ -13,7 +13,8 @@ def _wrong_where_flat(node: fx.Node) -> str:
 
 
 # Attention stays float by default. Two blocks of width 128 with 64 tokens, one thread, took 0.525 ms with its products
-# in integers and 0.575 ms without, at 1.1 dB more error; with a mask 0.899 and 0.641 ms. And the decomposed model gives other bits than the float one while quantizers are off. Softmax stays float.
+# in integers and 0.575 ms without, at 1.1 dB more error; with a mask 0.899 and 0.641 ms. And the
+# decomposed model gives other bits than the float one while quantizers are off. Softmax stays float.
 SPLIT_ATTENTION = "schedules: {decompose_attention: true} shows its products"
 
 # Transposed convolutions have no integer kernel, but onnxruntime quantizes a float weight between quantized tensors by
