@@ -8,22 +8,27 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import bitwright as bw
+from bitwright.errors import ExportError
+from bitwright.quantizer import quantizers
 from tests.zoo.random_nets import random_net
 
 RUNTIMES = ["onnxruntime", "openvino"]
-QUICK = (2001, 2002)
+SEEDS = range(4)
 
 
 def prove(net: nn.Module, x: Tensor, runtime: str, path: Path) -> None:
     pytest.importorskip(runtime)
     data = [x, 0.7 * x]
-    model = bw.calibrate(bw.prepare(net.eval(), x, backend=runtime), data)
+    model = bw.prepare(net.eval(), x, backend=runtime)
+    if not quantizers(model):
+        pytest.skip("nothing of this net runs in integers")
+    model = bw.calibrate(model, data)
     proof = bw.verify(model, bw.export(model, path), data, runtimes=[runtime], latency=False)
     assert proof.ok, (net, proof.missed)
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
-@pytest.mark.parametrize("seed", QUICK)
+@pytest.mark.parametrize("seed", SEEDS)
 def test_a_random_net_is_proven(seed: int, runtime: str, tmp_path: Path) -> None:
     net, x = random_net(seed)
     prove(net, x, runtime, tmp_path / "net.onnx")
@@ -82,3 +87,88 @@ def test_three_dimensions_without_a_bias(runtime: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Conv3d(3, 4, 3, (1, 2, 1), 1, (1, 1, 2), bias=False), nn.ReLU())
     prove(net, torch.randn(2, 3, 6, 6, 6), runtime, tmp_path / "net.onnx")
+
+
+class Shared(nn.Module):
+    """Two layers with one weight on one tensor, then a norm that cannot be folded into either."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(4, 4, 3, bias=False), nn.Conv2d(4, 4, 3)
+        self.b.weight = self.a.weight
+        self.norm, self.last = nn.BatchNorm2d(4), nn.Conv2d(4, 2, 3)
+        self.norm.running_var.fill_(9.0)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        y = self.a(x)
+        return self.norm(y), self.last(self.b(x)), self.a(F.relu(y))
+
+
+def after(step: str, conv: nn.Module) -> nn.Module:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.linear, self.last = conv, nn.Linear(8, 3), nn.Conv2d(8, 2, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.conv(x)
+            joined = torch.cat([y, y.relu()], 1)
+            return {
+                "clamp": lambda: (self.last(joined), joined.clamp(-0.33, 0.37)),
+                "linear": lambda: self.linear(joined),
+                "adaptive": lambda: self.last(F.adaptive_max_pool2d(joined, (5, 3)) * 0.5),
+                "divisor": lambda: self.last(joined) + F.avg_pool2d(y, 3, 1, divisor_override=2).mean(),
+                "free sizes": lambda: (self.last(joined), torch.stack([x, x], 2).flatten(1, 2)),
+                "extreme": lambda: self.last(F.leaky_relu(joined.amax(2, keepdim=True)).expand(-1, -1, 4, -1)),
+            }[step]()
+
+    return Net()
+
+
+@pytest.mark.parametrize("step", ["clamp", "linear", "adaptive", "divisor", "free sizes", "extreme"])
+def test_what_openvino_moves_scales_through(step: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    prove(after(step, nn.Conv2d(3, 4, 1)), torch.randn(2, 3, 8, 8), "openvino", tmp_path / "net.onnx")
+
+
+@pytest.mark.parametrize(
+    "settings", [{"kernel_size": 1, "stride": 2, "padding": 1}, {"kernel_size": 2, "padding": 2}, {"kernel_size": 1}]
+)
+def test_padding_that_openvino_gets_wrong(settings: dict[str, int], tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 4, **settings), nn.ReLU(), nn.Conv2d(4, 2, 3))
+    prove(net, torch.randn(2, 3, 7, 8), "openvino", tmp_path / "net.onnx")
+    entries = bw.plan(net, None, torch.randn(2, 3, 7, 8), backend="openvino").entries
+    assert ("OpenVINO" in entries[0].reason) == ("padding" in settings)
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_layers_with_one_weight(runtime: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    prove(Shared(), torch.randn(2, 4, 8, 8), runtime, tmp_path / "net.onnx")
+
+
+@pytest.mark.parametrize("pool", ["avg", "max"])
+@pytest.mark.parametrize("sizes", [((7,), (3,)), ((6, 9), (3, 2)), ((5, 6, 4), (2, 3, None))])
+def test_adaptive_pools_are_written(pool: str, sizes: tuple[tuple[int, ...], ...], tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    torch.manual_seed(0)
+    rank = len(sizes[0])
+    layers = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
+    adaptive = getattr(nn, f"Adaptive{pool.capitalize()}Pool{rank}d")
+    x = torch.randn(2, 3, *sizes[0])
+    model = bw.prepare(nn.Sequential(layers[rank](3, 4, 1), adaptive(sizes[1])).eval(), x, backend="onnxruntime")
+    file = bw.export(bw.calibrate(model, [x]), tmp_path / "net.onnx", quantized=False)
+    with torch.no_grad():
+        model.eval()
+        for quantizer in quantizers(model).values():
+            quantizer.off()
+        torch.testing.assert_close(bw.run_file(file, "onnxruntime")(x), model(x))
+
+
+def test_indices_of_an_adaptive_pool_are_refused(tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Conv2d(3, 4, 1), nn.AdaptiveMaxPool2d(2, return_indices=True))
+    x = torch.randn(2, 3, 6, 6)
+    model = bw.calibrate(bw.prepare(net.eval(), x, backend="onnxruntime"), [x])
+    with pytest.raises(ExportError, match="indices of an adaptive pool"):
+        bw.export(model, tmp_path / "net.onnx")

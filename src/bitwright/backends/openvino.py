@@ -7,17 +7,21 @@ from bitwright.backends.onnxruntime import ONNXRUNTIME
 from bitwright.backends.words import AVERAGE_POOLS, CONVOLUTIONS
 from bitwright.graph.facts import facts, shape_of
 from bitwright.graph.walks import needed_for
-from bitwright.nn.operators.base import argument
+from bitwright.nn.operators.base import Operator, argument, operator_of_module, operator_of_source
 from bitwright.nn.operators.moves import PADS_WITH_OWN_VALUES
 
 
-def _joins_other_than_channels(node: fx.Node) -> str | None:
-    """OpenVINO takes the axis of a quantized concatenation for channels, and computes wrong values where it is not."""
+def _joins_wrongly(node: fx.Node) -> str | None:
+    """OpenVINO takes the axis of a quantized concatenation for channels, and computes wrong values where it is not.
+
+    It gives each channel of the result a scale then, and refuses linear layers that read it.
+    """
     rank = len(shape_of(node) or ())
     axis = node.kwargs.get("axis", argument(node, None, 1, "dim", 0))
-    if rank >= 4 and axis in (1, 1 - rank):
-        return None
-    return "OpenVINO joins quantized tensors correctly only along the channels of images"
+    if rank < 4 or axis not in (1, 1 - rank):
+        return "OpenVINO joins quantized tensors correctly only along the channels of images"
+    linear = any((kind := _operator(user)) is not None and kind.name == "linear" for user in node.users)
+    return "OpenVINO joins quantized tensors for convolutions only" if linear else None
 
 
 def _adds_a_constant(node: fx.Node) -> str | None:
@@ -36,6 +40,11 @@ def _module(node: fx.Node) -> nn.Module | None:
     return owner.get_submodule(str(node.target)) if node.op == "call_module" and owner is not None else None
 
 
+def _operator(node: fx.Node) -> Operator | None:
+    module = _module(node)
+    return operator_of_module(module) if module is not None else operator_of_source(node.target)
+
+
 def _pads_wrongly(node: fx.Node) -> str | None:
     """OpenVINO (2026.4) takes the zero point of a tensor padded along one dimension for one of each channel."""
     module = _module(node)
@@ -49,12 +58,52 @@ def _pads_wrongly(node: fx.Node) -> str | None:
 
 
 def _counts_padding(node: fx.Node) -> str | None:
-    """OpenVINO (2026.4) averages quantized tensors as if the padding held their zero point."""
+    """OpenVINO (2026.4) averages quantized tensors as if the padding held their zero point.
+
+    In ONNX a divisor of one's own is a factor after the average, which OpenVINO rounds before it is multiplied.
+    """
     module = _module(node)
+    if argument(node, module, 6, "divisor_override"):
+        return "OpenVINO divides by a number of your own in float"
     padding = argument(node, module, 3, "padding", 0)
     padded = argument(node, module, 4, "ceil_mode", False) or (any(padding) if isinstance(padding, tuple) else padding)
-    counted = argument(node, module, 5, "count_include_pad", True) or argument(node, module, 6, "divisor_override")
+    counted = argument(node, module, 5, "count_include_pad", True)
     return "OpenVINO averages padding in float" if padded and counted else None
+
+
+def _convolves_wrongly(node: fx.Node) -> str | None:
+    """OpenVINO (2026.4) reads what is not there where a window lies in the padding, if the zero point is not 0.
+
+    It moves the stride of a kernel of size 1 before the padding; in float, the exporter takes the stride afterwards.
+    """
+    module, operator = _module(node), _operator(node)
+    shape, weight = shape_of(node.all_input_nodes[0]), _kernel(node, module)
+    padding = argument(node, module, 4, "padding", 0)
+    if operator is None or shape is None or weight is None or isinstance(padding, str):
+        return None
+    settings = (padding, argument(node, module, 3, "stride", 1), argument(node, module, 5, "dilation", 1))
+    pads, strides, dilations = ([s] * operator.rank if isinstance(s, int) else list(s) for s in settings)
+    if getattr(module, "padding_mode", "zeros") != "zeros":
+        return None
+    if all(size == 1 for size in weight) and any(p and s > 1 for p, s in zip(pads, strides, strict=True)):
+        return "OpenVINO moves the stride of kernels of size 1 before their padding"
+    places = zip(shape[-operator.rank :], weight, pads, strides, dilations, strict=True)
+    return "OpenVINO convolves windows of nothing but padding in float" if any(_misses(*p) for p in places) else None
+
+
+def _misses(size: int, kernel: int, padding: int, stride: int, dilation: int) -> bool:
+    """Whether a window along one dimension has none of the tensor's values."""
+    first = range(-padding, size + padding - dilation * (kernel - 1), stride)
+    return any(all(not 0 <= at + dilation * tap < size for tap in range(kernel)) for at in first)
+
+
+def _kernel(node: fx.Node, module: nn.Module | None) -> tuple[int, ...] | None:
+    """The size of a convolution's kernel."""
+    if module is not None:
+        return getattr(module, "kernel_size", None)
+    weight = node.kwargs.get("weight", node.args[1] if len(node.args) > 1 else None)
+    shape = shape_of(weight) if isinstance(weight, fx.Node) else None
+    return None if shape is None else tuple(shape[2:])
 
 
 OPENVINO = register_backend(
@@ -65,12 +114,14 @@ OPENVINO = register_backend(
         operators={
             "integer": dict.fromkeys((*CONVOLUTIONS, "linear", "add", "cat", *AVERAGE_POOLS), "inputs"),
             "conditions": {
-                "cat": _joins_other_than_channels,
+                "cat": _joins_wrongly,
+                "conv?d": _convolves_wrongly,
                 "add": _adds_a_constant,
                 "pad": _pads_wrongly,
                 "avg_pool?d": _counts_padding,
             },
             "share_inputs": ("cat",),
+            "float_apart": True,
             "reasons": {
                 "batch_norm": "no convolution or linear layer before it to fold into",
                 "mul": "OpenVINO fuses it with its neighbours in float",

@@ -142,6 +142,9 @@ class OperatorRules(Strict):
     conditions: Annotated[Mapping[Operator, Condition], ByOperator] = Field(default_factory=dict)
     """For an operator, a function of the graph node that says why this call cannot run in integers, or None if it
     can. A call that only moves values then moves them in float."""
+    float_apart: bool = False
+    """Whether files keep what stays float apart from quantized tensors, by guards: for a runtime that moves scales into
+    float operators, and computes other values then."""
     split_attention: bool = False
     """Whether ``scaled_dot_product_attention`` becomes matrix products and a softmax."""
 

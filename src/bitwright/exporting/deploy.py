@@ -14,6 +14,7 @@ from torch import fx, nn
 
 from bitwright.errors import ExportError
 from bitwright.exporting import rewrites
+from bitwright.exporting.guards import guard
 from bitwright.exporting.modules import (
     Call,
     ComputedWeightFunction,
@@ -34,7 +35,8 @@ from bitwright.nn.functional import QuantFunction
 from bitwright.nn.layer import QuantLayer
 from bitwright.nn.operators import operator_of_module
 from bitwright.nn.weight_sites import weight_sites
-from bitwright.preparation import decision_on
+from bitwright.preparation import decision_on, ledger_of
+from bitwright.preparation.ledger import is_prepared
 from bitwright.quantizer import TensorQuantizer, quantizers
 
 CALLS, READ = "calls", "read"  # in a model's namespace: modules that stand for single nodes, and weights they read
@@ -124,6 +126,7 @@ class _Deploying:
 
     def __init__(self, twin: nn.Module, clean: bool = False) -> None:
         self.twin, self.clean = twin, clean
+        self.apart = is_prepared(twin) and ledger_of(twin).backend.operators.float_apart
         self.origins: dict[str, Origin] = {}
         self.names = {id(quantizer): name for name, quantizer in quantizers(twin).items()}
         self.in_graphs: set[int] = set()
@@ -193,7 +196,7 @@ class _Deploying:
             drop_idle_casts(model)
         rewrites.requantize_carried(model, dict(model.named_modules()))
         if not self.clean:
-            rewrites.guard(model, dict(model.named_modules()))
+            guard(model, dict(model.named_modules()), apart=self.apart)
         self.name_calls(model, prefix, placed)
 
     def _deploy_function(self, model: CapturedModel, node: fx.Node, function: QuantFunction, prefix: str) -> None:

@@ -48,6 +48,10 @@ class Sizes:
         return BATCH if axis == 0 and size == self.batch else size
 
     def _takes(self, size: Size, factor: float) -> bool:
+        """Whether the model takes a size otherwise; a size of one is no proof, as it fits any other."""
+        if int((self.batch if size == BATCH else int(size)) * factor) < 2:
+            return False
+
         def resize(x: Tensor) -> Tensor:
             for axis in [a for a, n in enumerate(x.shape) if self._size(a, n) == size]:
                 x = torch.cat([x, x], axis).narrow(axis, 0, int(x.shape[axis] * factor))

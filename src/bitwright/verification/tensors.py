@@ -144,7 +144,7 @@ class TensorTally:
         if not entry.tensor or entry.tensor in self._untouched:
             return None
         if entry.tensor in self._fused:
-            return x
+            return _saturated(quantizer, x)
         check = self._checks.setdefault((entry.quantizer, entry.call), TensorCheck(entry.name))
         found = self._tally(check, entry, quantizer, quantizer.integers(x), theirs)
         if found is None:
@@ -177,6 +177,13 @@ class TensorTally:
         if not check.reason and ours.numel():
             _add(check, (_steps(ours) - _steps(theirs)).abs())
         return theirs
+
+
+def _saturated(quantizer: TensorQuantizer, x: Tensor) -> Tensor:
+    """A tensor within its quantizer's range, not rounded."""
+    scale, zero_point = quantizer.qparams()
+    low, high = ((q - zero_point) * scale for q in (quantizer.spec.qmin, quantizer.spec.qmax))
+    return x.clamp(low, high) if quantizer.uniform and not scale.ndim else x
 
 
 def _give_up(check: TensorCheck, reason: str) -> None:

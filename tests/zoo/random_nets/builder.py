@@ -65,12 +65,14 @@ class Builder:
         return self.layer(holder)
 
     def add(self, text: str, step: Callable[..., Any], *reads: int) -> int:
-        """Add a step if it runs, gives one tensor that is neither empty nor too large, and not only zeros."""
+        """Add a step if it runs, and gives one tensor that is neither empty nor too large, and seldom only zeros."""
         net = RandomNet(self.layers, [], [0]).eval()
         with torch.no_grad():
             value = step(net, *(self.values[i] for i in reads))
-        if not 0 < value.numel() <= LARGEST or not 1e-3 < float(value.abs().max()) < 1e4:
+        if not 0 < value.numel() <= LARGEST or not float(value.abs().max()) < 1e4:
             raise ValueError("not a useful step")
+        if float(value.abs().max()) < 1e-3 and (value.any() or not self.flip(0.3)):
+            raise ValueError("nearly nothing")
         self.steps.append((text, step, reads))
         self.values.append(value)
         return len(self.values) - 1

@@ -69,6 +69,11 @@ def activation(b: Builder) -> None:
         b.add(text, lambda n, v: function(v), x)
 
 
+def nothing(b: Builder) -> None:
+    """Zeros that no constant folding can see."""
+    b.add("zeros", lambda n, v: v.clamp(max=0.0).relu(), b.any())
+
+
 def clamp(b: Builder) -> None:
     low, high = b.one_of((0.0, None), (None, 1.0), (-0.5, 0.5), (0.2, 1.5), (-2.0, -0.1))
     b.add(f"clamp[{low}, {high}]", lambda n, v: v.clamp(low, high), b.pick(list(range(1, len(b.values)))))

@@ -45,6 +45,7 @@ def build(deployment: Deployment, inputs: Inputs, options: ExportOptions, format
     """The ONNX model of a deployed one, checked, and its record, which is not in it yet."""
     import onnx_ir as ir
 
+    from bitwright.exporting.onnx.cleaning import keep_first_size, separate_weights, transpose_for_each_reader
     from bitwright.exporting.onnx.ends import name_inputs, name_outputs
     from bitwright.exporting.onnx.half import store_half
     from bitwright.exporting.onnx.names import name_after_model
@@ -58,7 +59,11 @@ def build(deployment: Deployment, inputs: Inputs, options: ExportOptions, format
     model = export_program(twin, inputs, opset, options.dynamic_shapes, pack=options.pack_weights)
     with quiet_exporter():
         witnesses = optimize(model, [part for _, part in parts_of(twin)])
-    _transpose_for_each_reader(model)
+    if any(_is_text(value) for node in model.graph for value in (*node.inputs, *node.outputs)):  # see adaptive.py
+        raise ExportError("ONNX has nothing for the indices of an adaptive pool: do without return_indices=True")
+    transpose_for_each_reader(model)
+    keep_first_size(model)
+    separate_weights(model)
     name = twin.__class__.__name__
     arguments = _arguments(model.graph, list(flat_inputs(twin, inputs)))
     name_inputs(model.graph, options.input_names)
@@ -94,25 +99,14 @@ def check_valid(model: Any, what: str) -> None:  # noqa: ANN401
         raise ExportError(f"{what} is not valid ONNX: {str(error).strip().splitlines()[0]}") from error
 
 
+def _is_text(value: Any) -> bool:  # noqa: ANN401
+    return value is not None and value.const_value is not None and value.const_value.dtype.name == "STRING"
+
+
 def _arguments(graph: Any, names: list[str]) -> tuple[str, ...]:  # noqa: ANN401
     """The arguments that a graph's inputs are; one that is also an output is called otherwise in the graph."""
     given = [value.name for value in graph.inputs]
     return tuple(names if len(names) == len(given) else given)
-
-
-def _transpose_for_each_reader(model: Any) -> None:  # noqa: ANN401
-    """Let each product have its own transposed weight: onnxruntime computes in float where several read one."""
-    import onnx_ir as ir
-
-    for node in [n for n in model.graph if n.op_type == "Transpose"]:
-        source = node.inputs[0].producer() if node.inputs[0] is not None else None
-        if source is None or source.op_type != "DequantizeLinear":
-            continue
-        for user, position in list(node.outputs[0].uses())[1:]:
-            own = ir.node("Transpose", [node.inputs[0]], node.attributes, metadata_props=dict(user.metadata_props))
-            own.outputs[0].shape, own.outputs[0].type = node.outputs[0].shape, node.outputs[0].type
-            model.graph.insert_before(user, own)
-            user.replace_input_with(position, own.outputs[0])
 
 
 def write_unsigned(model: Any) -> None:  # noqa: ANN401

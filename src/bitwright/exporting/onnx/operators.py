@@ -17,12 +17,16 @@ from typing import Any
 import onnx_ir as ir
 import torch
 from onnxscript.function_libs.torch_lib.ops.core import (
+    aten_conv1d,
+    aten_conv2d,
     aten_conv3d,
     aten_convolution,
     aten_split,
     aten_split_with_sizes,
 )
 from onnxscript.function_libs.torch_lib.ops.nn import aten_pad, aten_scaled_dot_product_attention
+
+from bitwright.exporting.onnx.adaptive import adaptive_translations
 
 Translation = Callable[..., Any]
 _FAR = 2**62
@@ -37,9 +41,12 @@ def operator_translations(op: Any) -> dict[Translation, Translation]:  # noqa: A
 
     aten = torch.ops.aten
     table: dict[Translation, Translation] = {
+        **adaptive_translations(op),
         aten.pad.default: pad,
-        aten.conv3d.default: _conv3d,
         aten.scaled_dot_product_attention.default: _attention(op),
+        aten.conv1d.default: _conv(op, 1, aten_conv1d),
+        aten.conv2d.default: _conv(op, 2, aten_conv2d),
+        aten.conv3d.default: _conv(op, 3, _conv3d),
         aten.split.Tensor: _split(op, aten_split),
         aten.split_with_sizes.default: _split(op, aten_split_with_sizes),
     }
@@ -51,6 +58,31 @@ def operator_translations(op: Any) -> dict[Translation, Translation]:  # noqa: A
         table[averages.default] = _average(op, rank)
         table[largest.default] = _largest(op, rank)
     return table
+
+
+def _conv(op: Any, rank: int, otherwise: Translation) -> Translation:  # noqa: ANN401
+    """Take the stride of a float kernel of size 1 after its padding: OpenVINO takes it before."""
+
+    def conv(
+        x: Any,  # noqa: ANN401
+        weight: Any,  # noqa: ANN401
+        bias: Any = None,  # noqa: ANN401
+        stride: Sequence[int] = (1,),
+        padding: Sequence[int] = (0,),
+        dilation: Sequence[int] = (1,),
+        groups: int = 1,
+    ) -> Any:  # noqa: ANN401
+        steps, pads = _each(stride, rank), _each(padding, rank)
+        settings = {"padding": pads, "dilation": _each(dilation, rank), "groups": groups}
+        points = all(size == 1 for size in weight.shape[2:])
+        stored = weight.producer() is not None and weight.producer().op_type == "DequantizeLinear"
+        if stored or not points or not any(step > 1 and pad for step, pad in zip(steps, pads, strict=True)):
+            return otherwise(x, weight, bias, stride=steps, **settings)
+        whole = otherwise(x, weight, bias, stride=[1] * rank, **settings)
+        bounds = ([0] * rank, [_FAR] * rank, list(range(-rank, 0)), steps)
+        return op.Slice(whole, *(op.Constant(value_ints=each) for each in bounds))
+
+    return conv
 
 
 def _conv3d(x: Any, weight: Any, bias: Any = None, *settings: Any, **named: Any) -> Any:  # noqa: ANN401
