@@ -74,20 +74,24 @@ def _counts_padding(node: fx.Node) -> str | None:
 def _convolves_wrongly(node: fx.Node) -> str | None:
     """OpenVINO (2026.4) reads what is not there where a window lies in the padding, if the zero point is not 0.
 
-    It moves the stride of a kernel of size 1 before the padding; in float, the exporter takes the stride afterwards.
+    It takes the zero point wrongly into account, for some sizes, where one channel has several results. It moves the
+    stride of a kernel of size 1 before the padding; in float, the exporter takes the stride afterwards.
     """
-    module, operator = _module(node), _operator(node)
-    shape, weight = shape_of(node.all_input_nodes[0]), _kernel(node, module)
+    module, operator, weight = _module(node), _operator(node), _weight_shape(node)
+    shape = shape_of(node.all_input_nodes[0])
+    if operator is None or shape is None or weight is None:
+        return None
+    groups = argument(node, module, 6, "groups", 1)
+    if 1 < groups < weight[0] and weight[1] == 1:
+        return "OpenVINO computes several results of one channel in float"
     padding = argument(node, module, 4, "padding", 0)
-    if operator is None or shape is None or weight is None or isinstance(padding, str):
+    if isinstance(padding, str) or getattr(module, "padding_mode", "zeros") != "zeros":
         return None
     settings = (padding, argument(node, module, 3, "stride", 1), argument(node, module, 5, "dilation", 1))
     pads, strides, dilations = ([s] * operator.rank if isinstance(s, int) else list(s) for s in settings)
-    if getattr(module, "padding_mode", "zeros") != "zeros":
-        return None
-    if all(size == 1 for size in weight) and any(p and s > 1 for p, s in zip(pads, strides, strict=True)):
+    if set(weight[2:]) == {1} and any(p and s > 1 for p, s in zip(pads, strides, strict=True)):
         return "OpenVINO moves the stride of kernels of size 1 before their padding"
-    places = zip(shape[-operator.rank :], weight, pads, strides, dilations, strict=True)
+    places = zip(shape[-operator.rank :], weight[2:], pads, strides, dilations, strict=True)
     return "OpenVINO convolves windows of nothing but padding in float" if any(_misses(*p) for p in places) else None
 
 
@@ -97,13 +101,14 @@ def _misses(size: int, kernel: int, padding: int, stride: int, dilation: int) ->
     return any(all(not 0 <= at + dilation * tap < size for tap in range(kernel)) for at in first)
 
 
-def _kernel(node: fx.Node, module: nn.Module | None) -> tuple[int, ...] | None:
-    """The size of a convolution's kernel."""
+def _weight_shape(node: fx.Node) -> tuple[int, ...] | None:
+    """The shape of a convolution's weight."""
+    module = _module(node)
     if module is not None:
-        return getattr(module, "kernel_size", None)
+        weight = getattr(module, "weight", None)
+        return None if weight is None else tuple(weight.shape)
     weight = node.kwargs.get("weight", node.args[1] if len(node.args) > 1 else None)
-    shape = shape_of(weight) if isinstance(weight, fx.Node) else None
-    return None if shape is None else tuple(shape[2:])
+    return shape_of(weight) if isinstance(weight, fx.Node) else None
 
 
 OPENVINO = register_backend(

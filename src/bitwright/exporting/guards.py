@@ -167,7 +167,7 @@ def _scaled_twice(node: fx.Node, modules: Modules) -> bool:
     Calls of one layer on one tensor are one in the file.
     """
     module = _module(node, modules)
-    if sum(len(twin.users) for twin in _same_calls(node)) < 2:
+    if sum(_reads(user, twin) for twin in _same_calls(node) for user in twin.users) < 2:
         return False
     if isinstance(module, DeployedFunction):
         weight = module.stored.weight
@@ -176,6 +176,13 @@ def _scaled_twice(node: fx.Node, modules: Modules) -> bool:
         return False
     weight, bias = module.folded_weight()
     return bias is None and weight.ndim > 2
+
+
+def _reads(user: fx.Node, tensor: fx.Node) -> int:
+    """How often a node reads a tensor: a square does so twice."""
+    found: list[fx.Node] = []
+    fx.map_arg((user.args, user.kwargs), found.append)
+    return found.count(tensor)
 
 
 def _same_calls(node: fx.Node) -> list[fx.Node]:
