@@ -89,9 +89,15 @@ def _convolves_wrongly(node: fx.Node) -> str | None:
         return None
     settings = (padding, argument(node, module, 3, "stride", 1), argument(node, module, 5, "dilation", 1))
     pads, strides, dilations = ([s] * operator.rank if isinstance(s, int) else list(s) for s in settings)
-    if set(weight[2:]) == {1} and any(p and s > 1 for p, s in zip(pads, strides, strict=True)):
+    return _pads_convolution_wrongly(list(shape[-operator.rank :]), list(weight[2:]), pads, strides, dilations)
+
+
+def _pads_convolution_wrongly(
+    sizes: list[int], kernel: list[int], pads: list[int], strides: list[int], dilations: list[int]
+) -> str | None:
+    if set(kernel) == {1} and any(p and s > 1 for p, s in zip(pads, strides, strict=True)):
         return "OpenVINO moves the stride of kernels of size 1 before their padding"
-    places = zip(shape[-operator.rank :], weight[2:], pads, strides, dilations, strict=True)
+    places = zip(sizes, kernel, pads, strides, dilations, strict=True)
     return "OpenVINO convolves windows of nothing but padding in float" if any(_misses(*p) for p in places) else None
 
 

@@ -20,7 +20,7 @@ def load(target: str, option: str) -> Any:  # noqa: ANN401
     if module_name.endswith(".py") or "/" in module_name:
         wish = ".".join(Path(module_name).with_suffix("").parts) + f":{path or 'build'}"
         raise ConfigError(f"{option} {target!r} names a file; name the module: {wish}")
-    if not module_name or not path or not all(part.isidentifier() for part in module_name.split(".")):
+    if not path or not all(map(str.isidentifier, module_name.split("."))):
         raise ConfigError(f"{option} {target!r} must be MODULE:FUNCTION, such as mypkg.nets:build")
     found: Any = load_module(module_name, option)
     for part in path.split("."):

@@ -47,8 +47,8 @@ def costs_of(
     add_coverage(proof, runtime, executed, file, ledger, feeds)
     add_float_times(proof, runtime, twin, feeds)
     choices = _choices(ledger)
-    names = {o.node: o.name for o in (file.record.operators if file.record is not None else ())}
-    owner = {node: names[node] for node in names if names[node] in choices}
+    operators = file.record.operators if file.record is not None else ()
+    owner = {o.node: o.name for o in operators if o.name in choices}
     found: dict[str, Cost] = {}
     for operator in proof.operators:
         name = next((owner[node] for node in operator.nodes if node in owner), None)

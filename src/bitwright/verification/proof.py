@@ -219,11 +219,11 @@ class RuntimeProof:
     @property
     def coverage_multiply_adds(self) -> float | None:
         """The same by multiplications and additions; None where those of an operator are not known."""
-        counts = [(o.integer, o.multiply_adds) for o in self.operators]
-        total = sum(n or 0 for _, n in counts)
-        if not total or self.unweighed or any(n is None for _, n in counts):
+        counts = [o.multiply_adds for o in self.operators]
+        total = None if None in counts else sum(n or 0 for n in counts)
+        if not total or self.unweighed:
             return None
-        return sum(n or 0 for integer, n in counts if integer) / total
+        return sum(o.multiply_adds or 0 for o in self.operators if o.integer) / total
 
     @property
     def coverage_time(self) -> float | None:

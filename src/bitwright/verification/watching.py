@@ -158,14 +158,12 @@ def _fused(nodes: list[FileNode], executed: list[Executed]) -> dict[str, str]:
 
 def _overwritten(nodes: list[FileNode], executed: list[Executed]) -> set[str]:
     """The integers that a convolution overwrites: those that it adds to its own result."""
-    makers = {output: node for node in nodes for output in node.outputs}
+    dequantized = {node.outputs[0]: node.inputs[0] for node in nodes if node.type == "DequantizeLinear"}
     found = set()
-    for members in _members(nodes, executed):
-        added = [node for node in members[1:] if node.type == "Add"] if members[0].type == "Conv" else []
-        own = {output for node in members for output in node.outputs}
-        for maker in (makers[t] for node in added for t in node.inputs if t in makers):
-            if maker.type == "DequantizeLinear" and maker.inputs[0] not in own:
-                found.add(maker.inputs[0])
+    for first, *rest in _members(nodes, executed):
+        if first.type == "Conv":
+            added = {dequantized.get(t, "") for node in rest if node.type == "Add" for t in node.inputs}
+            found |= added.difference([""], *(node.outputs for node in (first, *rest)))
     return found
 
 

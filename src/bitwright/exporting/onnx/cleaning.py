@@ -40,9 +40,9 @@ def keep_first_size(model: Any) -> None:  # noqa: ANN401
 
 
 def _keeps_first_size(node: Any) -> bool:  # noqa: ANN401
-    before, after = (value.shape for value in (node.inputs[0], node.outputs[0]))
+    before, after = (value.shape or (None,) for value in (node.inputs[0], node.outputs[0]))
     sizes = node.inputs[1].producer()
-    if not before or not after or before[0] != after[0] or not isinstance(after[0], ir.SymbolicDim):
+    if before[0] != after[0] or not isinstance(after[0], ir.SymbolicDim):
         return False
     if sizes is None or sizes.op_type != "Concat" or len(sizes.inputs) != len(after):  # one input for each size
         return False

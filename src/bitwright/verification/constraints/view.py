@@ -73,7 +73,6 @@ class View:
     Attributes:
         nodes: the operators that compute, without quantizers and what clips for them.
         tensors: the quantized tensors, in the order of the file.
-        opset: the version of ONNX that the file needs.
     """
 
     def __init__(self, model: "onnx.ModelProto", record: ExportRecord | None, format: str) -> None:
@@ -81,7 +80,6 @@ class View:
 
         self.model, self.record, self.format = model, record, format
         graph = model.graph
-        self.opset = max((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), default=0)
         self.outputs = [o.name for o in graph.output]
         self.constants = {i.name: numpy_helper.to_array(i) for i in graph.initializer}
         self.inputs = [i.name for i in graph.input if i.name not in self.constants]
@@ -92,6 +90,11 @@ class View:
         self._by_result = {name: t for t in self.tensors for name in t.results}
         self._by_source = {t.source: t for t in self.tensors}
         self.nodes = [n for n in graph.node if n.op_type not in (_Q, _DQ) and not _clips_for_quantizer(n)]
+
+    @property
+    def opset(self) -> int:
+        """The version of ONNX that the file needs."""
+        return max((o.version for o in self.model.opset_import if o.domain in ("", "ai.onnx")), default=0)
 
     @classmethod
     def of(cls, file: LoadedFile) -> "View | None":
