@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from torch.utils.data import DataLoader
 import bitwright as bw
 from bitwright.exporting.onnx import quiet
 from bitwright.numerics import fused
-from bitwright.quantizer import quantizers
+from bitwright.quantizer import TensorQuantizer, quantizers
 from tests.threads import rounds, simulate
 
 
@@ -103,3 +104,27 @@ def test_data_loaders_with_workers(context, images):
     data = images()
     loader = DataLoader(data, batch_size=2, num_workers=2, multiprocessing_context=context)
     assert ranges(loader) == ranges(DataLoader(data, batch_size=2))
+
+
+def test_a_thread_learns_while_another_exports():
+    quantizer = TensorQuantizer("int4", method="LearnableFakeQuantize")
+    quantizer.set_range(-1.0, 1.0)
+    quantizer.quantize()
+    exporting, done = threading.Event(), threading.Event()
+
+    class Waits(nn.Module):
+        def forward(self, x):
+            exporting.set()
+            done.wait(60)
+            return x + 1
+
+    with ThreadPoolExecutor(1) as pool:
+        exported = pool.submit(torch.export.export, Waits(), (torch.randn(2),))
+        assert exporting.wait(60)
+        assert torch.compiler.is_exporting()
+        x = torch.randn(8, requires_grad=True)
+        quantizer(x).sum().backward()
+        done.set()
+        exported.result()
+    assert [p.grad is not None for p in quantizer.parameters()] == [True]
+    assert x.grad is not None

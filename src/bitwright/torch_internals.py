@@ -227,6 +227,16 @@ def _compiled() -> bool:
 # ------------------------------------------------------------------------------------------ torch.export
 
 
+def is_exported(x: Tensor) -> bool:
+    """Whether ``torch.export`` traces the call that is given ``x``.
+
+    ``torch.compiler.is_exporting`` is also True in other threads meanwhile; their tensors are plain ones.
+    """
+    if not torch.compiler.is_exporting():
+        return False
+    return torch.compiler.is_dynamo_compiling() or type(x) not in (Tensor, nn.Parameter)
+
+
 EXPORT_TRACE = "torch.export._trace"
 """The module that prints what it has of a graph when ``torch.export`` fails."""
 

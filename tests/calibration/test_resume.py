@@ -139,6 +139,15 @@ def test_an_observer_that_does_not_say_what_it_keeps_is_refused_first(tmp_path):
         bw.calibrate(prepared("SecretObserver"), stopping(data(), 0), checkpoint=tmp_path)
 
 
+@pytest.fixture
+def interruptible():
+    """A background shell ignores SIGINT, and its children inherit that; a terminal does not."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_a_signal_waits_for_the_batch_and_is_obeyed(tmp_path):
     def interrupted():
         for number, batch in enumerate(data()):
@@ -157,6 +166,7 @@ def test_a_signal_waits_for_the_batch_and_is_obeyed(tmp_path):
     assert all(map(torch.equal, scales(model), scales(bw.calibrate(prepared(), data()))))
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_two_signals_do_not_wait(tmp_path):
     def impatient():
         yield data()[0]

@@ -1,6 +1,6 @@
 """Facts: what is known of each node of a graph, typed, read by ``facts`` and written by ``set_facts`` alone."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
@@ -55,6 +55,11 @@ def facts(node: fx.Node) -> Facts:
 def has_facts(node: fx.Node) -> bool:
     """Whether anything was noted of a node."""
     return _KEY in node.meta
+
+
+def noted_by_torch(node: fx.Node, key: str) -> Any:
+    """What torch itself has noted of a node, such as the modules it was called in; None if nothing."""
+    return node.meta.get(key)
 
 
 def set_facts(node: fx.Node, **changes: object) -> None:

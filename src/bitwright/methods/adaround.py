@@ -137,7 +137,7 @@ class AdaRoundFakeQuantize(Method):
     def forward(self, x: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor:
         """Quantize and dequantize ``x``, softly while V is trained."""
         where = (self.spec.qmin, self.spec.qmax, self.axis, self.group)
-        if self.rounding is not None and self.differentiable and not self.hard:
+        if self.rounding is not None and self.differentiable(x) and not self.hard:
             return self._stretched(learned_rounding(x, self.rounding, self._first(scale), zero_point, *where))
         moved = self.rounded(x, scale)
         if self.rounding is not None and torch.is_grad_enabled() and x.requires_grad:

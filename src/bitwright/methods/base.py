@@ -10,6 +10,7 @@ from bitwright.numerics import dequantize, quantize, wide
 from bitwright.numerics.views import broadcast
 from bitwright.registry import Registry
 from bitwright.spec import PerGroup, PerTensor, QuantSpec
+from bitwright.torch_internals import is_exported
 
 METHODS: Registry[type["Method"]] = Registry("method")
 
@@ -65,10 +66,9 @@ class Method(nn.Module):
         """Values per scale along the axis, if the spec groups them."""
         return self.spec.granularity.size if isinstance(self.spec.granularity, PerGroup) else None
 
-    @property
-    def differentiable(self) -> bool:
+    def differentiable(self, x: Tensor) -> bool:
         """Whether gradients may be asked for; if not, the plain operator gives the same values, and export knows it."""
-        return torch.is_grad_enabled() and not torch.compiler.is_exporting()
+        return torch.is_grad_enabled() and not is_exported(x)
 
     def learn(self, name: str, value: Tensor) -> None:
         """Make ``value`` a Parameter; one that is there in that shape is set in place, so optimizers keep it."""

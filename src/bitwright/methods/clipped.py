@@ -115,7 +115,7 @@ class ClippedMethod(Method):
 
     def forward(self, x: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor:
         spec = self.spec
-        if not self.differentiable:
+        if not self.differentiable(x):
             return quantize_dequantize(x, *self.qparams(scale, zero_point), spec.qmin, spec.qmax, self.axis, self.group)
         grid = self.current(scale, zero_point)
         return self.quantize(x, grid, self.gradient_factor(x, scale) if self.use_grad_scaling else 1.0)

@@ -119,7 +119,7 @@ class DoReFaFakeQuantize(Method):
         ends = (self.spec.qmin, self.spec.qmax)
         if self.role == "activation":
             return quantize_dequantize(x, step, zero, *ends, self.axis, self.group)
-        if self.normalize and not self.differentiable:
+        if self.normalize and not self.differentiable(x):
             return quantize_dequantize(squeeze(x, self.axis, self.group), step, zero, *ends, self.axis, self.group)
         if self.normalize:
             return tanh_quantize(x, step, zero, *ends, self.axis, self.group)

@@ -11,6 +11,7 @@ from bitwright.methods.base import Method, register_method
 from bitwright.numerics import Fused, PerScale, kernel_operator, quantize_dequantize, wide
 from bitwright.numerics.noise import draw_key, noise
 from bitwright.numerics.qdq import straight_through
+from bitwright.torch_internals import is_exported
 
 
 @Fused
@@ -30,6 +31,6 @@ class StochasticFakeQuantize(Method):
 
     def forward(self, x: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor:
         where = (scale, zero_point, self.spec.qmin, self.spec.qmax, self.axis, self.group)
-        if not self.training or torch.compiler.is_exporting():
+        if not self.training or is_exported(x):
             return quantize_dequantize(x, *where)
         return stochastic_quantize(x, draw_key(x), *where)

@@ -198,5 +198,6 @@ def test_every_operator_has_a_case():
     subjects = ("activations", "arithmetic", "layers", "moves", "norms", "pooling")
     modules = [import_module(f"tests.nn.operators.test_operator_{subject}") for subject in subjects]
     covered = {case.operator for module in modules for case in module.CASES.values()}
-    elsewhere = {"embedding", "add_mask"}  # indices go in; a mask is added only where attention was split
+    # Indices go into embeddings. A mask is added only where attention was split, and a schedule names casts.
+    elsewhere = {"embedding", "add_mask", "cast"}
     assert set(OPERATORS) == covered | elsewhere

@@ -15,6 +15,7 @@ from bitwright.exporting.record import NOT_CALLED, ExportedOperator, ExportedTen
 from bitwright.exporting.sizes import Sizes, WishedSizes
 from bitwright.exporting.torch_program.parts import lower
 from bitwright.graph import Inputs
+from bitwright.graph.facts import noted_by_torch
 from bitwright.graph.inputs import flat_inputs
 
 _KINDS = {"quantize_per": "QuantizeLinear", "dequantize_per": "DequantizeLinear"}
@@ -61,7 +62,7 @@ def _quantizers_by_module(called: list[tuple[fx.Node, str]]) -> dict[str, list[s
 
 def module_of(node: fx.Node) -> str:
     """The module that a node of a program was called in."""
-    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    stack = list((noted_by_torch(node, "nn_module_stack") or {}).values())
     return str(stack[-1][0]) if stack else ""
 
 

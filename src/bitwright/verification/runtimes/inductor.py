@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from bitwright.errors import MissingExtraError
+from bitwright.graph.facts import noted_by_torch
 from bitwright.verification.runtimes.base import Arrays, Executed, Runtime, Session, register_runtime
 
 _MOVEMENTS = {
@@ -115,7 +116,7 @@ class _Compiled:
             return Executed(kind, "conversion", False, (node.name,))
         if kind in _MOVEMENTS:
             return Executed(kind, "movement", False, ())
-        value = node.meta.get("val")
+        value = noted_by_torch(node, "val")
         index = not getattr(value, "is_floating_point", lambda: False)()
         return Executed(kind, "index" if index else "compute", False, self._sources(node))
 
