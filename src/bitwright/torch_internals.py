@@ -227,14 +227,19 @@ def _compiled() -> bool:
 # ------------------------------------------------------------------------------------------ torch.export
 
 
-def is_exported(x: Tensor) -> bool:
-    """Whether ``torch.export`` traces the call that is given ``x``.
+def is_traced(x: Tensor) -> bool:
+    """Whether ``torch.compile`` or ``torch.export`` traces the call that is given ``x``.
 
-    ``torch.compiler.is_exporting`` is also True in other threads meanwhile; their tensors are plain ones.
+    ``torch.compiler.is_compiling`` is also True in other threads meanwhile; their tensors are plain ones.
     """
-    if not torch.compiler.is_exporting():
+    if not torch.compiler.is_compiling():
         return False
     return torch.compiler.is_dynamo_compiling() or type(x) not in (Tensor, nn.Parameter)
+
+
+def is_exported(x: Tensor) -> bool:
+    """Whether ``torch.export`` traces the call that is given ``x``."""
+    return torch.compiler.is_exporting() and is_traced(x)
 
 
 EXPORT_TRACE = "torch.export._trace"

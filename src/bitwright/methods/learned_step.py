@@ -21,6 +21,7 @@ from bitwright.methods.clipped import TINY
 from bitwright.methods.learnable import LearnableFakeQuantize
 from bitwright.numerics import Fused, PerScale, PerValue, total
 from bitwright.numerics.views import canonical
+from bitwright.torch_internals import is_traced
 
 LARGE = 1 << 16
 """Fewer values than these stay in the cache: operator by operator is faster than the call of a compiled kernel."""
@@ -32,7 +33,7 @@ def learned_step(method: Method, x: Tensor, divisor: Tensor | None = None) -> Te
     That is so where the method is another one (or a subclass), before it has begun, for half precision and groups,
     without gradients, and in ``torch.compile`` and export, which see one operator.
     """
-    if type(method) is not LearnableFakeQuantize or not torch.is_grad_enabled() or torch.compiler.is_compiling():
+    if type(method) is not LearnableFakeQuantize or not torch.is_grad_enabled() or is_traced(x):
         return None
     scale, zero_point = method._parameters["scale"], method._parameters.get("zero_point")
     if scale is None or method.group is not None or (zero_point is None and not method.spec.symmetric):

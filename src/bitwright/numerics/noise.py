@@ -13,6 +13,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from bitwright.torch_internals import is_traced
+
 _here = threading.local()
 
 
@@ -29,7 +31,7 @@ def drawing_from(generator: torch.Generator) -> Iterator[None]:
 
 def draw_key(x: Tensor) -> Tensor:
     """Two random numbers on the device of ``x``: a stream of noise of their own."""
-    generator = None if torch.compiler.is_compiling() else getattr(_here, "generator", None)
+    generator = None if is_traced(x) else getattr(_here, "generator", None)
     if generator is not None:
         return torch.randint(0, 2**31 - 1, (2,), dtype=torch.int32, generator=generator).to(x.device)
     return torch.randint(0, 2**31 - 1, (2,), dtype=torch.int32, device=x.device)
