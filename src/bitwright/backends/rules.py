@@ -137,14 +137,18 @@ class OperatorRules(Strict):
     """Operators that run in integers even if one operand is a plain number."""
     share_inputs: Operators = frozenset()
     """Operators whose inputs must all have one scale, which their result shares if they ask for it."""
+    ranges: Annotated[Mapping[Operator, tuple[float, float]], ByOperator] = Field(default_factory=dict)
+    """The lowest and highest value of results whose range the target fixes, whatever their values are."""
     reasons: Annotated[Mapping[Operator, str], ByOperator] = Field(default_factory=dict)
     """Why an operator stays float, for the ledger."""
     conditions: Annotated[Mapping[Operator, Condition], ByOperator] = Field(default_factory=dict)
     """For an operator, a function of the graph node that says why this call cannot run in integers, or None if it
     can. A call that only moves values then moves them in float."""
     float_apart: bool = False
-    """Whether files keep what stays float apart from quantized tensors, by guards: for a runtime that moves scales into
-    float operators, and computes other values then."""
+    """Whether files keep OpenVINO from computing other values, by guards around what stays float, as it moves scales
+    into that, and after what it would scale twice, round or clip, and by how biases and weights are written."""
+    dynamic_lstm: bool = False
+    """Whether ``nn.LSTM`` computes on integer weights, with ranges that are found while it runs."""
     split_attention: bool = False
     """Whether ``scaled_dot_product_attention`` becomes matrix products and a softmax."""
 

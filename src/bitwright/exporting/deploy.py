@@ -25,12 +25,14 @@ from bitwright.exporting.modules import (
 )
 from bitwright.exporting.parts import DeployedQuantizer, KeepFloat, Site, TableQuantizer, as_integers, deployed
 from bitwright.exporting.precision import drop_idle_casts
+from bitwright.exporting.recurrent import DeployedLSTM
 from bitwright.graph import CapturedModel
 from bitwright.graph.capture.objects import make_results_plain
 from bitwright.graph.expression import Expression, is_constant
 from bitwright.graph.facts import facts
 from bitwright.graph.names import add_internal, attribute_of, node_name, put_submodule, replace_modules
 from bitwright.nn.attention import QuantMultiheadAttention
+from bitwright.nn.dynamic_recurrent import DynamicLSTM
 from bitwright.nn.functional import QuantFunction
 from bitwright.nn.layer import QuantLayer
 from bitwright.nn.operators import operator_of_module
@@ -59,12 +61,14 @@ class Deployment:
         quantized: whether it computes on quantized tensors.
         origins: what its modules stand for, by their qualified names.
         clean: whether nothing in it is there for a runtime's sake.
+        apart: whether it keeps OpenVINO from computing other values.
     """
 
     model: nn.Module
     quantized: bool
     origins: dict[str, Origin]
     clean: bool = False
+    apart: bool = False
 
     def results(self) -> list[str]:
         """The names of what the model returns: keys and attributes, or else nodes; empty where no graph says them."""
@@ -126,7 +130,7 @@ class _Deploying:
 
     def __init__(self, twin: nn.Module, clean: bool = False) -> None:
         self.twin, self.clean = twin, clean
-        self.apart = is_prepared(twin) and ledger_of(twin).backend.operators.float_apart
+        self.apart = not clean and is_prepared(twin) and ledger_of(twin).backend.operators.float_apart
         self.origins: dict[str, Origin] = {}
         self.names = {id(quantizer): name for name, quantizer in quantizers(twin).items()}
         self.in_graphs: set[int] = set()
@@ -140,15 +144,26 @@ class _Deploying:
             self.origins[name] = Origin(name, operator.name if operator is not None else "")
             if isinstance(module, CapturedModel):
                 self._deploy_graph(module, name)
-        layers: dict[Any, nn.Module] = {}
-        for name, module in twin.named_modules():
-            if isinstance(module, QuantLayer) and not isinstance(module, QuantFunction):
-                layers[module] = self._deployed_layer(module, name)
-        replace_modules(twin, layers)
+        replace_modules(twin, self._deployed_layers())
         self._deploy_own_quantizers()
         for region in [m for m in twin.modules() if isinstance(m, CapturedModel)]:
             region.delete_all_unused_submodules()  # an exporter's work grows with the square of parameters and buffers
-        return Deployment(twin, quantized=True, origins=self.origins, clean=self.clean)
+        if self.clean:
+            self._drop_guards()
+        return Deployment(twin, quantized=True, origins=self.origins, clean=self.clean, apart=self.apart)
+
+    def _deployed_layers(self) -> dict[Any, nn.Module]:
+        layers: dict[Any, nn.Module] = {}
+        for name, module in self.twin.named_modules():
+            if isinstance(module, QuantLayer) and not isinstance(module, QuantFunction):
+                layers[module] = self._deployed_layer(module, name)
+            elif isinstance(module, DynamicLSTM):
+                layers[module] = self._deployed_lstm(module, name)
+        return layers
+
+    def _drop_guards(self) -> None:
+        guards = [module for module in self.twin.modules() if isinstance(module, KeepFloat)]
+        replace_modules(self.twin, {module: nn.Identity() for module in guards})
 
     def _site(self, quantizer: TensorQuantizer, kind: Any, name: str = "", placed: bool = False) -> Site | None:  # noqa: ANN401
         """The site of a quantizer; None for one that is not part of the model, or quantizes nothing."""
@@ -166,7 +181,17 @@ class _Deploying:
         self.origins[f"{name}.stored"] = self.origins[name]
         weight_site = self._site(layer.weight_quantizer, "weight", f"{name}.weight")
         input_site = self._site(own, "activation") if isinstance(own, TensorQuantizer) else None
-        return DeployedLayer(layer, weight_site, input_site, clean=self.clean)
+        return DeployedLayer(layer, weight_site, input_site)
+
+    def _deployed_lstm(self, layer: DynamicLSTM, name: str) -> nn.Module:
+        if not layer.is_active():
+            for quantizer in quantizers(layer).values():
+                quantizer.disable()
+            return layer
+        self.origins |= {
+            path: Origin(name, "lstm") for path in (name, *(f"{name}.{own}" for own in layer.weight_names()))
+        }
+        return DeployedLSTM(layer, [self._site(q, "weight") for q in layer._weight_quantizers])  # pyrefly: ignore
 
     def _deploy_own_quantizers(self) -> None:
         """Settle the quantizers inside users' QModules and forwards: weights are stored as integers."""

@@ -94,7 +94,6 @@ class DeployedLayer(_InPlaceOf):
         layer: the layer of the prepared model.
         weight_site: the site of its weight.
         input_site: the site of its input, where the quantizer is its own and not on the edge before it.
-        clean: leave out guards against what runtimes do unasked.
     """
 
     def __init__(
@@ -102,8 +101,6 @@ class DeployedLayer(_InPlaceOf):
         layer: Any,  # noqa: ANN401
         weight_site: Site | None = None,
         input_site: Site | None = None,
-        *,
-        clean: bool = False,
     ) -> None:
         super().__init__()
         self._layer = (layer,)
@@ -113,7 +110,7 @@ class DeployedLayer(_InPlaceOf):
         own = layer.input_quantizer
         self.own_quantizer = deployed(own, input_site) if isinstance(own, TensorQuantizer) else None
         self.quantizers = nn.ModuleList(deployed(getattr(q, "quantizer", q)) for q in layer.calls)
-        if not clean and _bias_overflows(layer, bias):
+        if _bias_overflows(layer, bias):
             self.stored.kept = KeepFloat()
 
     def forward(self, input: Tensor, *args: Any, call: int = 0, **kwargs: Any) -> Tensor:

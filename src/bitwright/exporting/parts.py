@@ -162,7 +162,9 @@ class TableQuantizer(Part):
 
 
 class IntegerTensor(Part):
-    """A constant stored as integers."""
+    """A constant stored as integers, of 4 bits if so wished unless what reads it needs bytes (not ``packs``)."""
+
+    packs = True
 
     def __init__(
         self,
@@ -272,6 +274,14 @@ def _has_table(quantizer: TensorQuantizer) -> bool:
 
 def _named(quantizer: TensorQuantizer) -> str:
     return f"quantizer of {quantizer.label or 'a tensor'} ({quantizer.method_name})"
+
+
+def refuse_tables(model: nn.Module, why: str) -> None:
+    """Refuse to write a deployed model in a format that has no tables of values."""
+    for name, part in parts_of(model):
+        if isinstance(part, TableQuantizer | TableTensor):
+            place = part.site.name if part.site is not None else name
+            raise ExportError(f"{place} has a table of values, {why}: export with 'onnx' or 'openvino'")
 
 
 def parts_of(model: nn.Module) -> Iterator[tuple[str, Part]]:

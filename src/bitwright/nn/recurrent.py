@@ -79,9 +79,8 @@ class _Recurrent(TakesDescriptors, QuantMixin, nn.RNNBase):
             for direction in range(directions):
                 place = layer * directions + direction
                 quantizer = self._input_quantizers[place]
-                cell = self.cell(quantizer, self.weights_of(place))
+                cell, given = self.begin(quantizer, self.weights_of(place), data)
                 state = tuple(s[place] for s in start)
-                given = quantizer(data) if ranged(quantizer) else data
                 out, end = run(cell, given, sizes, state, reverse=direction == 1)
                 outputs.append(out)
                 ends.append(end)
@@ -90,8 +89,12 @@ class _Recurrent(TakesDescriptors, QuantMixin, nn.RNNBase):
                 data = F.dropout(data, self.dropout, self.training)
         return data, tuple(torch.stack([e[i] for e in ends]) for i in range(len(start)))
 
+    def begin(self, quantizer: nn.Module, weights: list[Any], data: Tensor) -> tuple[Cell, Tensor]:
+        """The step function of one layer in one direction, and what it reads: all steps one after the other."""
+        return self.cell(quantizer, weights), quantizer(data) if ranged(quantizer) else data
+
     def cell(self, quantizer: nn.Module, weights: list[Any]) -> Cell:
-        """The step function of one layer in one direction."""
+        """The step function on quantized inputs."""
         raise NotImplementedError(f"{type(self).__name__} must say what a step is")
 
     def start(self, given: Any, batch: int, like: Tensor) -> State:  # noqa: ANN401
@@ -191,7 +194,12 @@ def lstm_step(x: Tensor, state: State, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor 
     i, f, g, o = W_ih x + b_ih + W_hh h + b_hh,   c' = σ(f) c + σ(i) tanh(g),   h' = σ(o) tanh(c')
     """
     h, c = state
-    i, f, g, o = (F.linear(x, w_ih, b_ih) + F.linear(h, w_hh, b_hh)).chunk(4, -1)
+    return lstm_gates(F.linear(x, w_ih, b_ih) + F.linear(h, w_hh, b_hh), c)
+
+
+def lstm_gates(sums: Tensor, c: Tensor) -> State:
+    """The state that follows from the sums of the four gates and the cell's state."""
+    i, f, g, o = sums.chunk(4, -1)
     c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
     return torch.sigmoid(o) * torch.tanh(c), c
 

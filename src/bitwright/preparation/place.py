@@ -26,7 +26,7 @@ from bitwright.quantizer import TensorQuantizer
 def place(region: Region, backend: Backend) -> None:
     """Insert activation quantizers into the graph, tell the QModules about them, and record who got which."""
     decisions = region.decisions
-    demand = Demand(decisions, _placed_by_hand(region, backend))
+    demand = Demand(decisions, _placed_by_hand(region, backend), backend)
     edges: dict[fx.Node, list[Edge]] = {}
     results: dict[fx.Node, list[Key]] = {}
     for node, decision in decisions.within(region.model.graph):
@@ -56,12 +56,20 @@ def _record(
     module = module_of(node, region.model)
     inputs = tuple(names[key] for key in sources if key in names)
     outputs = tuple(names[key] for key in demand.first_request(node) if key in names)
-    own = getattr(module, "_modules", {}).get("_weight_quantizer") if decision.quantizes else None
-    weight = "" if own is None else f"{node.target}._weight_quantizer"
+    weight = _weight_quantizer(node, module) if decision.quantizes else ""
     if any((inputs, weight, outputs)):
         region.decisions.record(node, decision._replace(inputs=inputs, weight=weight, outputs=outputs))
     if isinstance(module, QuantInputMixin) and inputs:
         module.place_input_quantizer(region.model.get_submodule(inputs[0]))  # pyrefly: ignore
+
+
+def _weight_quantizer(node: fx.Node, module: nn.Module | None) -> str:
+    """The name of the quantizer of a module's weight, the first of several; empty if it has none."""
+    for key in ("_weight_quantizer", "_weight_quantizers"):
+        own = getattr(module, "_modules", {}).get(key)
+        if own is not None:
+            return f"{node.target}.{key}.0" if isinstance(own, nn.ModuleList) else f"{node.target}.{key}"
+    return ""
 
 
 def _number_calls(region: Region, backend: Backend) -> None:

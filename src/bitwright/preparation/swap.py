@@ -10,6 +10,7 @@ from bitwright.backends import Backend
 from bitwright.errors import ConfigError
 from bitwright.graph import Capture
 from bitwright.graph.names import add_internal, module_of, put_submodule, replace_modules
+from bitwright.nn.dynamic_recurrent import DynamicLSTM
 from bitwright.nn.layer import QuantLayer
 from bitwright.nn.mixins import QuantInputMixin, QuantMixin
 from bitwright.nn.operators import operator_of_module
@@ -19,7 +20,7 @@ from bitwright.preparation.decisions import Decision, Decisions, Judgement
 from bitwright.preparation.operator_recipe import OperatorRecipe, make_quantizer, needed_spec, no_quantizer, on_axis
 from bitwright.preparation.region import Job, Region
 from bitwright.preparation.rule_targets import module_kind
-from bitwright.preparation.verdicts import NO_QMODULE, NOT_SWAPPED, judge_loose, shares_weight
+from bitwright.preparation.verdicts import DYNAMIC, NO_QMODULE, NOT_SWAPPED, judge_loose, shares_weight
 from bitwright.recipe import Recipe, TensorRecipe
 
 
@@ -53,11 +54,13 @@ def _needs_qmodule(decision: Decision, module: nn.Module | None) -> bool:
     if isinstance(module, QuantInputMixin):
         return False
     has_weight = decision.operator is not None and decision.operator.weight and not decision.recipe.weight.floating
-    return decision.quantizes and (has_weight or decision.custom is not None)
+    return decision.quantizes and (has_weight or decision.custom is not None or decision.judgement is DYNAMIC)
 
 
 def _qmodule(node: fx.Node, module: nn.Module | None, decision: Decision, job: Job) -> Judgement | nn.Module:
     """The QModule that takes the place of a call, with its weight quantizer; or the verdict if there is none."""
+    if isinstance(module, nn.LSTM):
+        return _dynamic_lstm(module, decision)
     cls = qmodule_for(node.target if module is None else type(module))
     if cls is None:
         return NO_QMODULE
@@ -68,6 +71,11 @@ def _qmodule(node: fx.Node, module: nn.Module | None, decision: Decision, job: J
     if isinstance(made, QuantInputMixin) and "_input_quantizer" not in made.__dict__:
         made.place_input_quantizer(job.no_input_quantizer)
     return made
+
+
+def _dynamic_lstm(module: nn.LSTM, decision: Decision) -> nn.Module:
+    weight = decision.recipe.weight
+    return DynamicLSTM.of(module, decision.name, lambda name: make_quantizer(weight, on_axis(weight, 0), name))
 
 
 def make(cls: type[Any], source: nn.Module | fx.Node, name: str, recipe: Recipe | None) -> Any:  # noqa: ANN401

@@ -7,8 +7,9 @@ from torch import fx, nn
 
 from bitwright.backends import Backend
 from bitwright.graph.facts import dtype_of, facts
+from bitwright.nn.dynamic_recurrent import why_not_dynamic
 from bitwright.nn.mixins import QuantInputMixin
-from bitwright.nn.registry import is_custom
+from bitwright.nn.registry import is_custom, torch_base
 from bitwright.preparation.decisions import Decision, Judgement, Verdict
 from bitwright.preparation.float_tensors import is_float, operands
 from bitwright.preparation.region import Job
@@ -21,6 +22,7 @@ NO_QMODULE = Judgement(Verdict.FLOAT, "no quantized module is registered for it"
 NOT_SWAPPED = Judgement(Verdict.PARTLY, "its weight stays float: it is not swapped")
 FOLDED = Judgement(Verdict.FUSED, "folded into the layer before it")
 OWN_QUANTIZERS = Judgement(Verdict.INTEGER, "has quantizers of its own")
+DYNAMIC = Judgement(Verdict.INTEGER, "the ranges of its inputs and states are found while it runs")
 
 
 def fused_with(name: str) -> Judgement:
@@ -85,9 +87,24 @@ def _as_written(module: nn.Module | None, decision: Decision, job: Job) -> Judge
     if decision.name in job.islands:
         return Judgement(Verdict.FLOAT, "an island: it runs as written, and its layers are listed separately")
     if isinstance(module, nn.RNNBase | nn.RNNCellBase):
-        hint = "schedules: {split_recurrent: true} quantizes LSTM and GRU"
-        return Judgement(Verdict.FLOAT, f"torch computes it in one go; {hint}")
+        return _recurrent(module, decision, job)
     return Judgement(Verdict.FLOAT, "unknown operator")
+
+
+def _recurrent(module: nn.RNNBase | nn.RNNCellBase, decision: Decision, job: Job) -> Judgement:
+    """What torch computes in one go, which is an LSTM for some backends."""
+    if decision.skipped:
+        return _skipped(decision)
+    hint = "schedules: {split_recurrent: true} quantizes LSTM and GRU"
+    if not job.backend.operators.dynamic_lstm:
+        return Judgement(Verdict.FLOAT, f"torch computes it in one go; {hint}")
+    if not isinstance(module, nn.LSTM) or torch_base(type(module)) is not nn.LSTM:
+        return Judgement(Verdict.FLOAT, f"{job.backend.name} has no integer {type(module).__name__}; {hint}")
+    weight = decision.recipe.weight
+    if weight.floating:
+        return _left_float(decision)
+    obstacle = why_not_dynamic(module) or job.backend.why_not("weights", weight.quant_spec)
+    return Judgement(Verdict.FLOAT, obstacle) if obstacle else DYNAMIC
 
 
 def _on_backend(node: fx.Node, module: nn.Module | None, decision: Decision, backend: Backend) -> Judgement | None:

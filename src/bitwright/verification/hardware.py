@@ -10,9 +10,20 @@ _SATURATES = (
     "weights of 7 bits (the default) do not"
 )
 
+_ONE_THREAD = (
+    "{} ran in one thread. With more, onnxruntime divides a batch among them, and each finds the ranges of the hidden "
+    "states of its own sequences: results differ a little from the simulation, unless the batch is of one"
+)
+
 
 def hardware_notes(file: LoadedFile, record: ExportRecord) -> list[str]:
     """What to know of this CPU and this file."""
     weights = (file.constant(t.tensor) for t in record.tensors if t.kind == "weight" and t.tensor)
     wide = any(w is not None and w.dtype == np.int8 and np.abs(w.astype(np.int16)).max(initial=0) > 64 for w in weights)
-    return [_SATURATES] if wide and not has_vnni() else []
+    divided = [o.name for o in record.operators if o.node in _dynamic(file)]
+    notes = [_ONE_THREAD.format(", ".join(dict.fromkeys(divided)))] if divided else []
+    return notes + ([_SATURATES] if wide and not has_vnni() else [])
+
+
+def _dynamic(file: LoadedFile) -> set[str]:
+    return {node.name for node in file.nodes() if node.type == "DynamicQuantizeLSTM"}

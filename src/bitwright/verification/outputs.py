@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from bitwright.errors import VerifyError
 from bitwright.graph import Inputs
 from bitwright.numerics import dequantize
+from bitwright.numerics.ranges import scale_and_zero_point
 from bitwright.quantizer import TensorQuantizer
 from bitwright.verification.proof import OutputCheck
 from bitwright.verification.tensors import rounding_by
@@ -182,7 +183,9 @@ def _one_step_off(quantizer: TensorQuantizer, x: Tensor, generator: torch.Genera
     if spec.format.floating:
         return quantizer.method(x * (1 + away * torch.finfo(spec.format.storage).eps), *quantizer.qparams())
     integers = (quantizer.integers(x).to(torch.int32) + away).clamp_(spec.qmin, spec.qmax)
-    return dequantize(integers, *quantizer.qparams(), method.axis, method.group).to(x.dtype)
+    own = not quantizer.calibrated  # a dynamic one: each tensor has its own range
+    scales = scale_and_zero_point(x.amin(), x.amax(), spec) if own else quantizer.qparams()
+    return dequantize(integers, *scales, method.axis, method.group).to(x.dtype)
 
 
 def leaves(value: Any) -> Iterator[Any]:  # noqa: ANN401

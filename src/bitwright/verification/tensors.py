@@ -19,6 +19,7 @@ from bitwright.quantizer import TensorQuantizer, quantizers
 from bitwright.verification.proof import TensorCheck
 
 Rounding = Callable[[str, int, TensorQuantizer, Tensor], Tensor | None]
+_INSIDE = "an operator of the file finds its range, and rounds it, by itself"
 _UNKNOWN = "the file's record does not know this call of the quantizer"
 
 
@@ -100,7 +101,9 @@ class TensorTally:
             self._called.add(name)
             entry = self._weights.get(name) or self._entries.get((name, call))
             if entry is None:
-                self._checks[name, call] = TensorCheck(quantizer.label or name, reason=_UNKNOWN)
+                inside = quantizer.dynamic and not quantizer.calibrated
+                reason, key = (_INSIDE, (name, 0)) if inside else (_UNKNOWN, (name, call))
+                self._checks[key] = TensorCheck(quantizer.label or name, reason=reason, excused=inside)
                 return None
             if entry.kind == "weight":
                 self._compare_weight(entry, quantizer, x)

@@ -11,6 +11,7 @@ from onnx import numpy_helper
 from bitwright.errors import VerifyError
 from bitwright.exporting.formats.base import FileNode, LoadedFile
 from bitwright.exporting.onnx.external import outline, shipped, stored_bytes
+from bitwright.exporting.onnx.plain_lstm import DYNAMIC, plain_lstm
 from bitwright.exporting.onnx.seal import DATA, RECORD, check_data, check_seal
 from bitwright.exporting.onnx.work import multiply_adds
 from bitwright.exporting.record import ExportRecord
@@ -162,9 +163,11 @@ class _Unquantizing:
         for node in graph.node:
             for i, name in enumerate(node.input):
                 node.input[i] = self.renamed.get(name, name)
-            {"QuantizeLinear": self._skip_quantize, "DequantizeLinear": self._skip_dequantize}.get(
-                node.op_type, self.kept.append
-            )(node)
+            {
+                "QuantizeLinear": self._skip_quantize,
+                "DequantizeLinear": self._skip_dequantize,
+                DYNAMIC: lambda lstm: self.kept.append(plain_lstm(lstm, graph, self.floats)),
+            }.get(node.op_type, self.kept.append)(node)
         used = set(self.outputs)
         for node in reversed(self.kept):
             if used.intersection(node.output):

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import bitwright.numerics.pooling  # noqa: F401  (defines the operator)
 from bitwright.exporting.onnx.operators import operator_translations
+from bitwright.exporting.onnx.recurrent import recurrent_translations
 from bitwright.exporting.parts import DeployedQuantizer, IntegerTensor, Part, TableQuantizer, TableTensor, parts_of
 from bitwright.spec import QuantSpec
 
@@ -40,7 +41,7 @@ def storage_type(qmin: int, qmax: int) -> tuple[ir.DataType, bool]:
 
 def packed_type(part: Part) -> ir.DataType | None:
     """The type of 4 bits that holds a stored constant; None if none does."""
-    site = part.site if isinstance(part, IntegerTensor) else None
+    site = part.site if isinstance(part, IntegerTensor) and part.packs else None
     bits = QuantSpec.parse(site.spec).bits if site is not None and not _floating(part) else 8
     return None if site is None or bits > 4 else ir.DataType.INT4 if site.signed else ir.DataType.UINT4
 
@@ -73,6 +74,7 @@ def translations(opset: int, twin: nn.Module, *, pack: bool = False) -> dict[Cal
 
     return {
         **operator_translations(op),
+        **recurrent_translations(op),
         torch.ops.bitwright.part.default: part,
         torch.ops.bitwright.stored.default: stored,
         torch.ops.bitwright.global_average_pool.default: global_average_pool,

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 import onnx
 
 from bitwright.exporting.onnx.external import outline
+from bitwright.exporting.onnx.plain_lstm import DYNAMIC
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -47,7 +48,7 @@ def _gemm(node: onnx.NodeProto, a: tuple[int, ...], b: tuple[int, ...], result: 
 
 
 _COUNTS = {"Conv": _conv, "ConvTranspose": _conv_transpose, "MatMul": _matmul, "Gemm": _gemm}
-_RECURRENT = ("LSTM", "GRU", "RNN")
+_RECURRENT = ("LSTM", "GRU", "RNN", DYNAMIC)
 
 
 def _shapes(model: onnx.ModelProto, inputs: Mapping[str, tuple[int, ...]]) -> Shapes:
@@ -59,6 +60,7 @@ def _shapes(model: onnx.ModelProto, inputs: Mapping[str, tuple[int, ...]]) -> Sh
             dims = value.type.tensor_type.shape.dim
             for dim, size in zip(dims, inputs[value.name], strict=False):
                 dim.dim_value = size
+    _name_lstms(graph)
     for value in graph.output:
         value.type.tensor_type.ClearField("shape")
     found = onnx.shape_inference.infer_shapes(fixed, data_prop=True).graph
@@ -68,3 +70,11 @@ def _shapes(model: onnx.ModelProto, inputs: Mapping[str, tuple[int, ...]]) -> Sh
         if value.type.tensor_type.HasField("shape") and all(d.HasField("dim_value") for d in dims):
             shapes[value.name] = tuple(d.dim_value for d in dims)
     return shapes
+
+
+def _name_lstms(graph: onnx.GraphProto) -> None:
+    """Call onnxruntime's LSTM what ONNX does, which then knows the shapes of its results."""
+    for node in graph.node:
+        if node.op_type == DYNAMIC:
+            node.op_type, node.domain = "LSTM", ""
+            del node.input[8:]

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from bitwright.exporting.onnx.file import OnnxFile
 
-_INTEGER = re.compile(r"QLinear\w+|QGemm|MatMulInteger\w*|ConvInteger|DynamicQuantizeMatMul|QAttention")
+_INTEGER = re.compile(r"QLinear\w+|QGemm|MatMulInteger\w*|ConvInteger|DynamicQuantize(?:MatMul|LSTM)|QAttention")
 _BYTES = {"int8", "uint8", "int4", "uint4"}
 _FLOATS = {"float", "double", "float16", "bfloat16"}
 
@@ -51,8 +51,9 @@ class OnnxRuntime(Runtime):
         return onnxruntime.__version__
 
     def session(self, file: "OnnxFile", threads: int = 0, *, as_is: bool = False) -> Session:
-        """Load a file."""
-        loaded = self._load(file, self._options(threads))
+        """Load a file; one with an LSTM that finds ranges for one thread, which finds them for the whole batch."""
+        finds_ranges = any(node.op_type == "DynamicQuantizeLSTM" for node in file.proto.graph.node)
+        loaded = self._load(file, self._options(threads or int(finds_ranges)))
         names = [o.name for o in loaded.get_outputs()]
 
         def run(feeds: Mapping[str, np.ndarray]) -> Arrays:

@@ -6,9 +6,8 @@ and the weights, with one pair of quantizers for each layer and direction, symme
 
 Off unless asked for: no runtime here computes ONNX's recurrent operators in integers (OpenVINO refuses them with stored
 integers and quantized inputs), and a file holds a quantized one step by step, for sequences of the example's length.
-onnxruntime has an operator of its own for LSTMs with dynamic ranges, DynamicQuantizeLSTM, two to five times as fast as
-LSTM with 64 to 512 units, which files do not use. Ask for quantized modules by ``split_recurrent: true``, or with
-options ``split_recurrent: {bits: 8, keep: ["encoder.lstm"]}``.
+For onnxruntime's own LSTM on integer weights, see ``nn/dynamic_recurrent.py``. Ask for quantized modules by
+``split_recurrent: true``, or with options ``split_recurrent: {bits: 8, keep: ["encoder.lstm"]}``.
 """
 
 from typing import Any
