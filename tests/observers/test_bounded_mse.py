@@ -52,3 +52,17 @@ def test_the_gain_is_kept_where_the_least_error_loses_it():
 def test_floating_numbers_are_refused():
     with pytest.raises(ConfigError, match="BoundedMSEObserver counts integers"):
         OBSERVERS.get("bounded_mse")(QuantSpec.parse("e4m3"))
+
+
+def test_least_error_loses_as_much_gain_as_it_has_error_and_the_bound_does_not():
+    x = torch.randn(8, 600, generator=torch.Generator().manual_seed(0)).double()
+    spec = "int4 symmetric narrow channel:0"
+    losses = {}
+    for name in ("mse", "bounded_mse"):
+        e = observed(name, spec, x.float()).double() - x
+        losses[name] = -(e * x).sum(), e.square().sum()
+    loss, error = losses["mse"]
+    assert float(loss) == pytest.approx(float(error), rel=0.05)
+    bounded, more = losses["bounded_mse"]
+    assert abs(float(bounded)) < 0.5 * float(loss)
+    assert float(error) <= float(more) < 1.3 * float(error)

@@ -3,10 +3,8 @@
 import pytest
 import torch
 
-from bitwright.methods.adaround import AdaRoundFakeQuantize, fraction
 from bitwright.reconstruction.losses import distance, prediction_gap
 from bitwright.reconstruction.settings import Settings
-from bitwright.spec import QuantSpec
 
 
 def numbers(*shape):
@@ -28,20 +26,6 @@ def test_prediction_gap():
     assert float(prediction_gap([target], [target])) == pytest.approx(0.0, abs=1e-12)
     wanted = numbers(4, 2, 3)
     assert torch.autograd.gradcheck(lambda a, b: prediction_gap([a, b], [target, wanted]), (logits, image))
-
-
-@pytest.mark.parametrize("beta", [20.0, 5.0, 2.0, 1.5])
-@pytest.mark.parametrize("known", [False, True])
-def test_the_pull_is_the_gradient_of_the_regularizer(beta, known):
-    torch.manual_seed(0)
-    method = AdaRoundFakeQuantize(QuantSpec.parse("int4 symmetric tensor"))
-    method.learn("rounding", torch.cat([torch.linspace(-4.0, 4.0, 41), torch.randn(20)]))  # some are decided
-    h = fraction(method.rounding.detach())
-    assert 0 < int((h.eq(0) | h.eq(1)).sum()) < len(h)
-    wanted = torch.autograd.grad(0.3 * method.regularizer(beta), method.rounding)[0]
-    method.rounding.grad = torch.ones_like(h) if known else None
-    method.add_pull(beta, 0.3)
-    assert torch.allclose(method.rounding.grad, wanted + known, rtol=1e-4, atol=1e-5)
 
 
 def test_beta_falls_after_the_warm_up_and_the_pressure_grows():

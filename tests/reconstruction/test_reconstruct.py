@@ -87,7 +87,7 @@ def test_with_quantizers_off_the_model_is_still_the_float_one():
 
 
 def test_the_same_seed_gives_the_same_model_and_another_one_does_not():
-    models = [run(seed=seed)[0] for seed in (3, 3, 4)]
+    models = [run(seed=seed, keep=0.5)[0] for seed in (3, 3, 4)]
     assert same(weights(models[0]), weights(models[1]))
     scales = [[float(q.scale.sum()) for q in quantizers(m).values()] for m in models]
     assert scales[0] == scales[1] != scales[2]
@@ -100,6 +100,45 @@ def test_the_random_numbers_of_the_caller_are_left_alone():
     after = torch.rand(3)
     torch.manual_seed(7)
     assert torch.equal(after, torch.rand(3))
+
+
+@pytest.mark.parametrize("method", ["brecq", "qdrop"])
+def test_scales_of_coarse_activations_are_learned(method):
+    for recipe, learned in (("W4A8", False), ("W4A4", True)):
+        model, batches = calibrated("residual", recipe)
+        before = {name: float(q.qparams()[0].sum()) for name, q in quantizers(model).items() if "weight" not in name}
+        result = bw.reconstruct(model, batches, method, **FEW)
+        assert any(unit.scales for unit in result.units) is learned
+        after = {name: float(quantizers(model)[name].qparams()[0].sum()) for name in before}
+        assert (before != after) is learned
+
+
+class Flattens(nn.Module):
+    """A view that images with the channels last cannot have."""
+
+    def forward(self, x):
+        return x.view(len(x), -1)
+
+
+@pytest.mark.parametrize("flatten", [nn.Flatten, Flattens])
+def test_images_have_their_channels_last_where_the_model_takes_them(flatten, monkeypatch):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 6, 3), nn.ReLU(), flatten(), nn.Linear(96, 3))
+    batches, seen = [torch.randn(16, 3, 8, 8) for _ in range(2)], []
+    model = bw.calibrate(bw.prepare(net, batches[0], recipe="W4A8"), batches)
+    rows = Column.rows
+
+    def watched(column, chosen):
+        found = rows(column, chosen)
+        seen.extend([found] if found.ndim == 4 and found.shape[1] > 3 else [])
+        return found
+
+    monkeypatch.setattr(Column, "rows", watched)
+    result = bw.reconstruct(model, batches, **FEW)
+    assert all(unit.kept for unit in result.units)
+    last = [x.is_contiguous(memory_format=torch.channels_last) for x in seen]
+    assert last
+    assert all(last) if flatten is nn.Flatten else not any(last)
 
 
 @pytest.mark.parametrize("options", [{"loss": "fisher"}, {"merge": 2}, {"memory_limit": 0}, {"unit": "layer"}])
@@ -135,7 +174,7 @@ def test_a_user_who_interrupts_gets_a_sound_model(monkeypatch):
     def interrupt(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("bitwright.methods.adaround.AdaRoundFakeQuantize.add_pull", interrupt)
+    monkeypatch.setattr("bitwright.reconstruction.roundings.Roundings.pull", interrupt)
     with pytest.raises(KeyboardInterrupt):
         bw.reconstruct(model, batches, **FEW)
     assert same(weights(model), before)
@@ -168,3 +207,24 @@ def test_a_model_with_nothing_to_learn_is_refused():
         bw.reconstruct(bw.prepare(nn.Linear(3, 3), x), x)
     with pytest.raises(CalibrationError, match="empty"):
         bw.reconstruct(bw.calibrate(bw.prepare(nn.Linear(3, 3), x), x), [])
+
+
+@pytest.mark.parametrize("options", [{}, {"prediction": 1.0}, {"loss": "fisher"}])
+def test_a_corrected_model_comes_near_the_float_model_as_it_was(options):
+    """Correctors change what the model computes in float; that is not what units shall come near."""
+    model, batches = calibrated("residual", "W2A4")
+    with torch.no_grad():
+        for q in (modes := {q: q.mode for q in quantizers(model).values()}):
+            q.mode = Mode.OFF
+        wanted = [model(*batch) for batch in batches]
+        for q, mode in modes.items():
+            q.mode = mode
+        bw.correct(model, batches, ["norms", "bias"])
+        state = copy.deepcopy(bw.float_state_dict(model))
+        found = bw.reconstruct(model, batches, "adaround", "block", **{**MORE, **options})
+        gaps = [(model(*batch) - want).square().sum() for batch, want in zip(batches, wanted, strict=True)]
+    if not options:
+        error = float(sum(gaps) / sum(want.square().sum() for want in wanted))
+        assert error == pytest.approx(found.units[-1].after, rel=1e-3)
+    assert all(unit.after <= unit.before for unit in found.units)
+    assert all(torch.equal(value, state[key]) for key, value in bw.float_state_dict(model).items())

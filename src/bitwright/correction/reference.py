@@ -5,6 +5,7 @@ the parameters, and those that follow compare with it. Whatever else changes the
 loading say, makes them the new original.
 """
 
+import copy
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -44,6 +45,14 @@ class Original:
         finally:
             _copy(now, tensors)
 
+    def twin(self, model: nn.Module) -> nn.Module:
+        """A copy of a model as it was, with its quantizers off."""
+        made = copy.deepcopy(model)
+        _copy(self.state, {n: v for n, v in float_state_dict(made).items() if isinstance(v, Tensor)})
+        for quantizer in quantizers(made).values():
+            quantizer.mode = Mode.OFF
+        return made
+
     def follow(self, model: nn.Module, change: Callable[[], object]) -> None:
         """Make a change of the model's parameters that leaves what it computes to the original as well."""
         with self.restored(model):
@@ -67,11 +76,16 @@ def all_off(model: nn.Module) -> Generator[None, None, None]:
 @contextmanager
 def correcting(model: nn.Module) -> Generator[Original, None, None]:
     """Give the original of a model that is about to be corrected, and remember it for the next corrector."""
-    known: Original | None = model.__dict__.get(_KEPT)
-    original = known if known is not None and known.marks == _marks(model) else Original(model)
+    original = original_of(model) or Original(model)
     yield original
     original.marks = _marks(model)
     model.__dict__[_KEPT] = original
+
+
+def original_of(model: nn.Module) -> Original | None:
+    """What a model was before it was corrected, or None if it was not, or has changed since."""
+    known: Original | None = model.__dict__.get(_KEPT)
+    return known if known is not None and known.marks == _marks(model) else None
 
 
 def _copy(source: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> None:

@@ -70,10 +70,12 @@ class AdaRoundFakeQuantize(Method):
         hard: round by the sign of V even where gradients are asked for; see :meth:`harden`.
         stretch: t, by which the scale in force is larger than the one that the integers were found with.
         stretching: whether t is being learned, and the stored scale is still the first one.
+        soft: what to give for the weight while somebody else keeps V and asks for gradients; stretched if t learns.
     """
 
     rounding: nn.Parameter | None
     stretch: nn.Parameter | None
+    soft: Tensor | None = None
 
     def __init__(self, spec: QuantSpec) -> None:
         super().__init__(spec)
@@ -109,20 +111,6 @@ class AdaRoundFakeQuantize(Method):
             return torch.zeros(())
         return (1.0 - (2.0 * fraction(self.rounding) - 1.0).abs().pow(beta)).sum()
 
-    def add_pull(self, beta: float, strength: float) -> None:
-        """Add the gradient of ``strength`` times the regularizer to that of V, without a graph.
-
-        With u = 2·h - 1 it is -2β·sign(u)·|u|^(β - 1)·h'(V), and nothing where h is 0 or 1.
-        """
-        if self.rounding is None:
-            return
-        with torch.no_grad():
-            part = torch.sigmoid(self.rounding)
-            u = part.mul(2.0 * (ZETA - GAMMA)).add_(2.0 * GAMMA - 1.0)
-            pull = u.abs().pow_(beta - 1.0).copysign_(u).mul_(part).mul_(1.0 - part)
-            pull.mul_(-2.0 * beta * strength * (ZETA - GAMMA)).masked_fill_(u.abs() >= 1.0, 0.0)
-            self.rounding.grad = pull if self.rounding.grad is None else self.rounding.grad.add_(pull)
-
     def rounded(self, x: Tensor, scale: Tensor) -> Tensor:
         """``x`` at whole numbers of scales, rounded by the sign of V."""
         if self.rounding is None:
@@ -137,6 +125,8 @@ class AdaRoundFakeQuantize(Method):
     def forward(self, x: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor:
         """Quantize and dequantize ``x``, softly while V is trained."""
         where = (self.spec.qmin, self.spec.qmax, self.axis, self.group)
+        if self.soft is not None and self.differentiable(x):
+            return self._stretched(self.soft) if self.stretching else self.soft
         if self.rounding is not None and self.differentiable(x) and not self.hard:
             return self._stretched(learned_rounding(x, self.rounding, self._first(scale), zero_point, *where))
         moved = self.rounded(x, scale)

@@ -1,6 +1,7 @@
 """QuantLayer: a layer that quantizes its input and weight, computes folds with them, and has an int32 bias."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor
@@ -35,6 +36,7 @@ class QuantLayer(TakesDescriptors, QuantMixin):
     after: tuple[Fold, ...] = ()
     quantize_bias = False
     _later: tuple[InputQuantizer, ...] = ()
+    _held: tuple[Tensor, Tensor | None] | None = None
     scale_per_output = True
     training: bool
 
@@ -128,13 +130,23 @@ class QuantLayer(TakesDescriptors, QuantMixin):
             weight = quantizer(original * factor) / factor
         return weight, bias
 
+    @contextmanager
+    def holding_folds(self) -> Iterator[None]:
+        """Multiply the folds in once for all calls within; the bias stays float, as in training."""
+        self._held = self.folded_weight()
+        try:
+            yield
+        finally:
+            self._held = None
+
     def deploy(self, weight: Tensor, bias: Tensor | None, call: int = 0) -> tuple[Tensor, Tensor | None]:
         """Weight and bias as the deployed file has them (dequantized).
 
         In training the bias stays float: its steps are those of the accumulator, far finer than the output's, and the
         gradient is the same.
         """
-        scale = None if bias is None or self.training else self.bias_scale(call)
+        exact = self.training or self._held is not None
+        scale = None if bias is None or exact else self.bias_scale(call)
         if bias is not None and scale is not None:
             bias = rounded_bias(bias, scale)
         return self.weight_quantizer(weight), bias
@@ -144,7 +156,7 @@ class QuantLayer(TakesDescriptors, QuantMixin):
             return self._forward_float(input, *args, **kwargs)
         x = self.arrange(self.calls[call](input))
         by_batch = any(fold.by_batch for fold in self.after)
-        constants = self.unfolded() if by_batch else self.deploy(*self.folded_weight(), call)
+        constants = self.unfolded() if by_batch else self.deploy(*(self._held or self.folded_weight()), call)
         with recompute_quantized():
             out = self.compute(x, *constants, *args, **kwargs)
         return apply_all(self.after, out) if by_batch else out

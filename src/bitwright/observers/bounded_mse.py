@@ -1,8 +1,8 @@
 """BoundedMSEObserver: the least error among ranges that neither shrink nor shift the values much; made for weights.
 
-The range with the least squared error clips: its values are smaller than the originals by a share of that error, and a
-chain of layers multiplies these shares, where errors without a direction only add up. With e = q(x) - x, the range has
-the least
+The range with the least squared error clips so far that Σ e·x = -Σ e², with e = q(x) - x: a relative error of 0.014,
+usual for weights of 4 bits, makes what a layer gives 1.4 % smaller, and 22 such layers leave 74 % of it. Errors without
+a direction only add up. This range therefore has the least
 
     Σ e²  +  LAYERS · (Σ e·x)² / Σ x²  +  (Σ e)²
 

@@ -40,10 +40,11 @@ class Column:
     Args:
         sizes: the number of samples in each batch.
         memory: where the block comes from.
+        last: lay tensors out with the channels of images last.
     """
 
-    def __init__(self, sizes: Sequence[int], memory: Memory) -> None:
-        self.sizes, self.memory = sizes, memory
+    def __init__(self, sizes: Sequence[int], memory: Memory, *, last: bool = False) -> None:
+        self.sizes, self.memory, self.last = sizes, memory, last
         self.values: list[Any] = []
         self.block: Tensor | None = None
         self._path: Path | None = None
@@ -55,7 +56,10 @@ class Column:
         if isinstance(value, Tensor):
             value, self._device = value.detach(), value.device
             if number == 0 and value.ndim and value.shape[0] == self.sizes[0]:
-                self.block, self._path = self.memory.empty((sum(self.sizes), *value.shape[1:]), value)
+                self.last = self.last and value.ndim == 4
+                shape = _channels_last(value).shape if self.last else value.shape
+                block, self._path = self.memory.empty((sum(self.sizes), *shape[1:]), value)
+                self.block = _channels_first(block) if self.last else block
             start = sum(self.sizes[:number])
             place = None if self.block is None else self.block[start : start + self.sizes[number]]
             if place is not None and place.shape == value.shape and place.dtype == value.dtype:
@@ -76,7 +80,10 @@ class Column:
         """The samples of these numbers."""
         if self.block is None:
             raise ValueError("the values of this node are not one row per sample")
-        return self.block.index_select(0, chosen.to(self.block.device)).to(self._device)
+        chosen = chosen.to(self.block.device)
+        if self.last:  # in the order of memory: index_select gives a contiguous result
+            return _channels_first(_channels_last(self.block).index_select(0, chosen)).to(self._device)
+        return self.block.index_select(0, chosen).to(self._device)
 
     def free(self) -> None:
         """Give the memory, or the file, back."""
@@ -85,3 +92,11 @@ class Column:
         elif self.block is not None:
             self.memory.used -= self.block.nbytes
         self.values, self.block, self._path = [], None, None
+
+
+def _channels_last(images: Tensor) -> Tensor:
+    return images.permute(0, 2, 3, 1)
+
+
+def _channels_first(images: Tensor) -> Tensor:
+    return images.permute(0, 3, 1, 2)

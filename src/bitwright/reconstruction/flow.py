@@ -4,12 +4,13 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import fx
+from torch import fx, nn
 
 from bitwright.graph.facts import is_floating
 from bitwright.quantizer import TensorQuantizer
 from bitwright.reconstruction.columns import Column, Memory
 from bitwright.reconstruction.fisher import Importance
+from bitwright.reconstruction.layout import takes_channels_last
 from bitwright.reconstruction.rest import Rest
 from bitwright.reconstruction.samples import Samples
 from bitwright.reconstruction.subgraph import subgraph
@@ -22,6 +23,7 @@ class Flow:
 
     Args:
         model: a prepared graph.
+        original: the same graph before it was corrected, or itself; in float it is what the model shall come near.
         units: all its units.
         inputs: the data, batch by batch, by the names of the model's inputs.
         quantizers: all quantizers of the model.
@@ -31,29 +33,36 @@ class Flow:
     def __init__(
         self,
         model: fx.GraphModule,
+        original: fx.GraphModule,
         units: Sequence[Unit],
         inputs: Sequence[Mapping[str, Any]],
         quantizers: Sequence[TensorQuantizer],
         memory: Memory,
     ) -> None:
         self.model, self.units, self.quantizers, self.memory = model, units, quantizers, memory
-        self.calls = [subgraph(model, unit.nodes, unit.inputs, unit.outputs) for unit in units]
+        self.calls, self.float_calls = (
+            [subgraph(root, unit.nodes, unit.inputs, unit.outputs) for unit in units] for root in (model, original)
+        )
         last = next(n for n in reversed(model.graph.nodes) if n.op == "output")
         self.ends = [n for n in last.all_input_nodes if n.op not in ("placeholder", "get_attr")]
         self._last_reader = {node: number for number, unit in enumerate(units) for node in unit.inputs}
         self.sizes = [_samples(values.values()) for values in inputs]
+        self._last = False
         self.exact: dict[fx.Node, Column] = {}
         self.quantized: dict[fx.Node, Column] = {}
         for node in (n for n in model.graph.nodes if n.op == "placeholder"):
             default = node.args[0] if node.args else None
             self.exact[node] = self._filled(values.get(str(node.target), default) for values in inputs)
             self.quantized[node] = self.exact[node]
+        with torch.no_grad(), switched_off(quantizers):
+            begin = {node: column.batch(0) for node, column in self.exact.items()}
+            self._last = takes_channels_last(model, units, self.float_calls, begin, self._last_reader)
 
     def enter(self, number: int) -> None:
         """Compute the float results of a unit."""
         unit = self.units[number]
         with switched_off(self.quantizers):
-            self._compute(number, self.exact, unit.outputs)
+            self._compute(self.float_calls[number], unit, self.exact, unit.outputs)
 
     def targets(self, number: int) -> list[fx.Node]:
         """The results of a unit that quantization changes and that can be compared."""
@@ -68,7 +77,7 @@ class Flow:
 
         def in_float(*values: Any) -> list[Any]:
             with torch.no_grad(), switched_off(self.quantizers):
-                results = self.calls[number](*values)
+                results = self.float_calls[number](*values)
             return [results[i] for i in chosen]
 
         rest = self._rest(number) if predictions else None
@@ -76,7 +85,7 @@ class Flow:
 
     def _rest(self, number: int) -> Rest | None:
         """The units after one, unless none of the model's results comes from them."""
-        later = list(zip(self.units, self.calls, strict=True))[number + 1 :]
+        later = list(zip(self.units, self.float_calls, strict=True))[number + 1 :]
         sides = self.exact, self.quantized
         found = Rest(later, self.quantizers, self.targets(number), self.ends, sides, self._filled)
         return found if found.ends else None
@@ -87,7 +96,7 @@ class Flow:
         for node in unit.outputs:
             if node not in unit.moving:
                 self.quantized[node] = self.exact[node]
-        self._compute(number, self.quantized, [node for node in unit.outputs if node in unit.moving])
+        self._compute(self.calls[number], unit, self.quantized, [node for node in unit.outputs if node in unit.moving])
         for node in [n for n in self.exact if self._last_reader.get(n, -1) <= number]:
             for column in {self.exact.pop(node), self.quantized.pop(node)}:
                 column.free()
@@ -97,25 +106,24 @@ class Flow:
         found = Importance()
         for number in range(len(self.sizes)):
             with torch.no_grad(), switched_off(self.quantizers):
-                wanted = self._through(number, lambda value: value)
+                wanted = self._through(self.float_calls, number, lambda value: value)
             seen: dict[Hashable, torch.Tensor] = {}
             with torch.enable_grad():
-                values = self._through(number, _leaf)
+                values = self._through(self.calls, number, _leaf)
                 for unit in self.units:
                     seen |= {n: values[n] for n in unit.outputs if isinstance(values[n], torch.Tensor)}
                 found.add(seen, *([each[n] for n in self.ends] for each in (values, wanted)))
         return found
 
-    def _through(self, batch: int, mark: Callable[[Any], Any]) -> dict[fx.Node, Any]:
+    def _through(self, calls: Sequence[nn.Module], batch: int, mark: Callable[[Any], Any]) -> dict[fx.Node, Any]:
         values = {node: column.batch(batch) for node, column in self.exact.items()}
-        for unit, call in zip(self.units, self.calls, strict=True):
+        for unit, call in zip(self.units, calls, strict=True):
             results = call(*(values[node] for node in unit.inputs))
             values |= {node: mark(result) for node, result in zip(unit.outputs, results, strict=True)}
         return values
 
-    def _compute(self, number: int, side: dict[fx.Node, Column], wanted: Sequence[fx.Node]) -> None:
-        unit, call = self.units[number], self.calls[number]
-        columns = {node: Column(self.sizes, self.memory) for node in wanted}
+    def _compute(self, call: nn.Module, unit: Unit, side: dict[fx.Node, Column], wanted: Sequence[fx.Node]) -> None:
+        columns = {node: Column(self.sizes, self.memory, last=self._last) for node in wanted}
         for batch in range(len(self.sizes)):
             with torch.no_grad():
                 results = call(*(side[node].batch(batch) for node in unit.inputs))

@@ -1,8 +1,7 @@
 """Learn one unit: train roundings and scales until its results come near those of the float model."""
 
-import math
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,10 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from bitwright.distributed import Ranks
-from bitwright.methods.adaround import fraction
+from bitwright.nn.functional import QuantFunction
+from bitwright.nn.layer import QuantLayer
+from bitwright.numerics import Fused, PerValue, apply_kernel
 from bitwright.numerics.fused import repeated
-from bitwright.numerics.noise import drawing_from
+from bitwright.numerics.noise import draw_key, drawing_from, noise
 from bitwright.quantizer import TensorQuantizer
+from bitwright.reconstruction.descent import Descent
 from bitwright.reconstruction.learned import LearnedScale, LearnedWeight
 from bitwright.reconstruction.losses import distance, prediction_gap
 from bitwright.reconstruction.samples import Sample, Samples
@@ -53,7 +55,10 @@ class Lesson:
 
     def learn(self, source: torch.Generator) -> int:
         """Learn as the method says, drawing from ``source`` only, and return the number of steps."""
-        with drawing_from(source):
+        with drawing_from(source), ExitStack() as held:
+            for layer in {w.layer for w in self.weights}:
+                if isinstance(layer, QuantLayer) and not isinstance(layer, QuantFunction):
+                    held.enter_context(layer.holding_folds())
             return self._learn(source)
 
     def _learn(self, source: torch.Generator) -> int:
@@ -62,22 +67,35 @@ class Lesson:
             weight.begin()
             if self.settings.weight_scale_lr:
                 weight.begin_scale()
-        if self.settings.method == "qdrop":
-            for scale in self.scales:
-                scale.begin(keep)
-            done = self._train(self.weights, self.scales, self.settings.steps, keep, source)
-        else:
-            with switched_off(self.activations):
-                done = self._train(self.weights, [], self.settings.steps, keep, source)
+        together = self.scales if self.settings.method == "qdrop" else []
+        for scale in together:
+            scale.begin(keep)
+        with switched_off(self._float(together)):
+            done = self._train(self.weights, together, self.settings.steps, keep, source)
         for weight in self.weights:
             weight.harden()
         if self.settings.method == "brecq" and self.scales:
-            for scale in self.scales:
-                scale.begin(keep)
-            done += self._train([], self.scales, max(self.settings.steps // 4, 1), keep, source)
-        if self.settings.method != "adaround":
-            for scale in self.scales:
-                scale.finish()
+            done += self._learn_scales(keep, source)
+        for scale in self.scales:
+            scale.finish()
+        return done
+
+    def _float(self, learning: list[LearnedScale]) -> list[TensorQuantizer]:
+        """The activations that are not quantized while weights learn: fine ones, and all unless QDrop learns."""
+        known = {scale.quantizer for scale in learning}
+        if self.settings.method == "qdrop":
+            known |= {q for q in self.activations if q.spec.bits < 8}
+        return [q for q in self.activations if q not in known]
+
+    def _learn_scales(self, keep: float, source: torch.Generator) -> int:
+        """Learn the scales alone, with weights that were hardened."""
+        for scale in self.scales:
+            scale.begin(keep)
+        for weight in self.weights:
+            weight.hold()
+        done = self._train([], self.scales, max(self.settings.steps // 4, 1), keep, source)
+        for weight in self.weights:
+            weight.let_go()
         return done
 
     def _train(
@@ -88,33 +106,23 @@ class Lesson:
         keep: float,
         source: torch.Generator,
     ) -> int:
-        settings = self.settings
-        optimizer, rates = _optimizer(weights, scales, settings)
-        if optimizer is None:
+        if not weights and not scales:
             return 0
-        strength = settings.rounding_weight / max(sum(w.rounding.numel() for w in weights), 1)
+        descent = Descent(weights, scales, steps, self.settings)
+        done = steps
         for step in range(steps):
             with repeated(steps) if step == 0 else nullcontext():
-                loss = self._loss(keep, source)
-            optimizer.zero_grad()
-            with repeated(steps) if step == 0 else nullcontext():
-                loss.backward()
-            self.ranks.average([p.grad for group in optimizer.param_groups for p in group["params"]])
-            beta = settings.beta_at(step, steps) if weights else None
-            if beta is not None:
-                for weight in weights:
-                    weight.method.add_pull(beta, strength * settings.pressure(step, steps))
-            for group, rate in rates:
-                group["lr"] = rate * 0.5 * (1.0 + math.cos(math.pi * step / steps))
-            optimizer.step()
-            if beta is not None and step % _LOOK_EVERY == 0 and not scales and _decided(weights):
-                return step + 1
-        return steps
+                descent.take(step, lambda: self._loss(keep, source), self.ranks)
+            if step % _LOOK_EVERY == 0 and descent.decided():
+                done = step + 1
+                break
+        descent.finish()
+        return done
 
     def _loss(self, keep: float, source: torch.Generator) -> Tensor:
         """The error of the unit's results on some samples, and of the predictions if they count."""
-        sample = self.samples.draw(max(1, self.settings.batch_size // self.ranks.count), source)
-        results = self.call(*_mixed(sample, keep, source))
+        sample = self.samples.draw(max(1, self.settings.batch_size // self.ranks.count), source, exact=keep < 1.0)
+        results = self.call(*_mixed(sample, keep))
         terms = distance(results, sample.targets, self.importance)
         loss = sum((t * p for t, p in zip(terms, self.share, strict=True)), start=torch.zeros(()))
         if self.gap and self.samples.rest is not None:
@@ -132,44 +140,18 @@ class Lesson:
         return results
 
 
-def _optimizer(
-    weights: list[LearnedWeight], scales: list[LearnedScale], settings: Settings
-) -> tuple[torch.optim.Optimizer | None, list[tuple[dict[str, Any], float]]]:
-    """Adam, and the groups of scales, each with a rate that fits its size."""
-    groups: list[dict[str, Any]] = []
-    if weights:
-        groups.append({"params": [w.rounding for w in weights], "lr": settings.lr})
-    stretches = [w.method.stretch for w in weights if w.method.stretching]
-    if stretches:
-        groups.append({"params": stretches, "lr": settings.weight_scale_lr})
-    for scale in scales:
-        rate = settings.scale_lr * float(scale.scale.detach().abs().mean())
-        groups.append({"params": [scale.scale], "lr": rate})
-    if not groups:
-        return None, []
-    optimizer = torch.optim.Adam(groups, fused=_fusible(groups))
-    own = optimizer.param_groups[bool(weights) :]
-    return optimizer, [(group, group["lr"]) for group in own]
+@Fused
+def _either(x: Tensor, other: PerValue, key: Tensor, odds: Tensor) -> Tensor:
+    return torch.where(noise(x, key) < odds, x, other)
 
 
-def _fusible(groups: list[dict[str, Any]]) -> bool | None:
-    """Whether torch has one kernel for a step of Adam on all these."""
-    parameters = [p for group in groups for p in group["params"]]
-    return all(p.device.type in ("cpu", "cuda") and p.dtype is torch.float32 for p in parameters) or None
-
-
-def _mixed(sample: Sample, keep: float, source: torch.Generator) -> list[Any]:
+def _mixed(sample: Sample, keep: float) -> list[Any]:
     """The inputs, each value of the quantized model with probability ``keep`` and else of the float one."""
     if keep == 1.0:
         return sample.quantized
     return [
-        torch.where(torch.rand(q.shape, generator=source).to(q.device) < keep, q, x)
+        apply_kernel(_either, q, x, draw_key(q), torch.full((), keep - 0.5, device=q.device), axis=None, group=None)
         if isinstance(q, Tensor) and q is not x and q.is_floating_point()
         else q
         for q, x in zip(sample.quantized, sample.exact, strict=True)
     ]
-
-
-def _decided(weights: list[LearnedWeight]) -> bool:
-    """Whether every rounding is up or down."""
-    return all(bool(((h := fraction(w.rounding.detach())).eq(0) | h.eq(1)).all()) for w in weights)

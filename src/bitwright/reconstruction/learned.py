@@ -112,6 +112,15 @@ class LearnedWeight(Learned):
         self.method.learn("rounding", ups.to(self.weight.device).float() * 2.0 - 1.0)
         self.harden()
 
+    def hold(self) -> None:
+        """Give the hardened weight without rounding it again, wherever gradients are asked for."""
+        with torch.no_grad():
+            self.method.soft = self.method(self.weight, *self.quantizer.qparams())
+
+    def let_go(self) -> None:
+        """Round again."""
+        self.method.soft = None
+
     def make_room(self) -> None:
         """Raise scales that are too small for the layer's int32 bias; a function has its bias only when it runs."""
         if not isinstance(self.layer, QuantFunction):
@@ -197,9 +206,11 @@ def _rounds_to_nearest(learned: LearnedWeight) -> bool:
     return torch.equal(q.integers(weight), quantize(weight, *params, *where, dtype=spec.format.storage))
 
 
-def learns_scale(quantizer: TensorQuantizer) -> bool:
-    """Whether a quantizer of an activation has a stored scale that may be any number."""
+def learns_scale(quantizer: TensorQuantizer, most: int) -> bool:
+    """Whether a quantizer of an activation has at most so many bits, and a stored scale that may be any number."""
     spec = quantizer.spec
+    if spec.bits > most:
+        return False
     stored = quantizer.quantizes and quantizer.uniform and quantizer._stored()[0].numel() > 0
     return (
         stored

@@ -12,6 +12,7 @@ from torch import Tensor, fx, nn
 
 from bitwright.calibration import as_batches, as_inputs
 from bitwright.checkpoints import digest_of
+from bitwright.correction.reference import original_of
 from bitwright.distributed import TIMEOUT, Ranks, all_ranks, rank
 from bitwright.errors import CalibrationError, ConfigError
 from bitwright.files import scratch_folder
@@ -50,7 +51,7 @@ def reconstruct(
     unit: UnitKind = "auto",
     *,
     loss: LossName = "mse",
-    steps: int = 2000,
+    steps: int = 1000,
     batch_size: int = 32,
     lr: float = 1e-2,
     scale_lr: float = 1e-3,
@@ -71,8 +72,9 @@ def reconstruct(
     """Learn how the weights of a calibrated model are rounded, unit by unit, so that it comes near the float model.
 
     A unit's inputs are those of the quantized model, with all units before it done; its results shall be those of the
-    float model. What was learned is kept where it is better than what was there before. The float weights stay as they
-    are; scales of weights, too, unless ``weight_scale_lr`` is given.
+    float model, as it was before ``bw.correct`` changed its parameters. What was learned is kept where it is better
+    than what was there before. The float weights stay as they are; scales of weights, too, unless ``weight_scale_lr``
+    is given.
 
     Under ``torchrun`` each rank gives its own share of the data, and draws its share of ``batch_size`` from it. All
     learn the same from the mean of their gradients. A rank that fails, or has no data, is an error on all.
@@ -81,7 +83,8 @@ def reconstruct(
         model: what ``calibrate`` returned; it is changed in place.
         batches: data as for ``calibrate``; 500 to 1000 samples are usual. No labels are needed.
         method: ``"adaround"`` learns weights with float activations inside the unit; ``"brecq"`` then learns scales of
-            activations; ``"qdrop"`` learns both at once, with each activation quantized by chance.
+            activations; ``"qdrop"`` learns both at once, with each activation quantized by chance. Those of 8 bits and
+            more stay float while weights learn, and keep their scales.
         unit: ``"layer"``, ``"block"`` (residual and attention blocks, found in the graph), or ``"auto"``: layers for
             AdaRound, blocks for the others.
         loss: ``"mse"``, or ``"fisher"``: squared errors weighted by how much they matter for the predictions.
@@ -93,8 +96,8 @@ def reconstruct(
         beta: exponent of the regulariser, from and to.
         rounding_weight: strength of the regulariser half-way, beside an error of 1, that of nearest rounding; it grows
             from 1/30 to 30 times that.
-        keep: probability that an activation is quantized (``"qdrop"``); by default 0.5 in units with activations of
-            fewer than 8 bits, and 1 in others, which then learn to make up for the errors of units before them.
+        keep: probability that an activation is quantized (``"qdrop"``), of 8 bits and more, too; by default 0.5 for
+            activations of fewer than 8 bits.
         merge: how many neighbouring units are learned as one.
         prediction: weight of PD-Quant's loss, the Kullback-Leibler divergence between the float model's predictions and
             those that its later units make of this unit's results. 1 weighs it like the unit's error, both as shares of
@@ -126,15 +129,17 @@ def reconstruct(
         if not ranks.alone:
             ranks.agree("the model", digest_of(dict(model.state_dict())))
             ranks.agree("the choice of settings", digest_of(repr(settings)))
-        memory = Memory(memory_limit, folder)
+        memory, original = Memory(memory_limit, folder), original_of(model)
         stored = None
         if checkpoint is not None:
             data = [value for each in inputs for value in (each.args, each.kwargs)]
+            data += [] if original is None else [original.state]
             stored = UnitCheckpoints(checkpoint, model, settings, data, ranks)
         graph = graph_of(model, example)
         job = _Job(graph, settings, stored, ranks)
         values = [bind_inputs(model, each.args, each.kwargs) for each in inputs]
-        flow = Flow(graph, job.units, values, list(quantizers(model).values()), memory)
+        exact = graph if original is None else graph_of(original.twin(model), example)
+        flow = Flow(graph, exact, job.units, values, list(quantizers(model).values()), memory)
         return job.run(flow, progress)
 
 
@@ -172,12 +177,13 @@ class _Job:
         return list(found)
 
     def _scales(self, number: int) -> list[LearnedScale]:
-        """The activations of a unit whose scales can be learned: those that no other unit has."""
+        """The activations of a unit whose scales are learned: coarse ones that no other unit has."""
         if self.settings.method == "adaround":
             return []
         elsewhere = {q for i, found in enumerate(self.activations) if i != number for q in found}
-        own = [q for q in self.activations[number] if q not in elsewhere and learns_scale(q)]
-        return [LearnedScale(q.label, q) for q in own]
+        most = 7 if self.settings.keep is None else 16  # bits
+        own = [q for q in self.activations[number] if q not in elsewhere]
+        return [LearnedScale(q.label, q) for q in own if learns_scale(q, most)]
 
     def run(self, flow: Flow, progress: bool | None) -> Reconstruction:
         """Learn every unit."""

@@ -58,12 +58,13 @@ class Samples:
     def __iter__(self) -> Iterator[Sample]:
         return (self.batch(number) for number in range(self.batches))
 
-    def draw(self, size: int, source: torch.Generator) -> Sample:
-        """Samples chosen at random, or one batch where samples cannot be told apart."""
+    def draw(self, size: int, source: torch.Generator, *, exact: bool = True) -> Sample:
+        """Samples chosen at random, or one batch where samples cannot be told apart; float inputs only if asked for."""
         if not self.separable:
             return self.batch(int(torch.randint(self.batches, (), generator=source)))
         chosen = torch.randperm(sum(self.sizes), generator=source)[:size]
-        return Sample(*([column.rows(chosen) for column in columns] for columns in self.columns))
+        columns = self.columns if exact else self.columns._replace(exact=[])
+        return Sample(*([column.rows(chosen) for column in each] for each in columns))
 
     def _separable(self, call: Call) -> bool:
         """Whether some samples of a batch alone give the same results as within it."""
@@ -78,10 +79,11 @@ class Samples:
                 pairs += zip(self.rest(results, exact), self.columns.predictions, strict=True)
         except Exception:  # such as a reshape to the size of the batch
             return False
-        return all(_close(result, column.rows(chosen)) for result, column in pairs)
+        return all(close(result, column.rows(chosen)) for result, column in pairs)
 
 
-def _close(found: object, wanted: Tensor) -> bool:
+def close(found: object, wanted: Tensor) -> bool:
+    """Whether a result is another one but for the last digits."""
     if not isinstance(found, Tensor) or found.shape != wanted.shape:
         return False
     near = 1e-3 * wanted.abs().max().item() if wanted.numel() else 0.0

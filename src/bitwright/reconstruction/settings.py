@@ -17,7 +17,7 @@ class Settings:
     method: MethodName = "qdrop"
     unit: UnitKind = "auto"
     loss: LossName = "mse"
-    steps: int = 2000
+    steps: int = 1000
     batch_size: int = 32
     lr: float = 1e-2
     scale_lr: float = 1e-3
