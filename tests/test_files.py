@@ -185,3 +185,11 @@ def test_what_a_killed_process_left_is_removed_by_the_next_writer(tmp_path):
         (folder / "inside").write_text("x")
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert not folder.exists()
+
+
+def test_threads_that_write_leave_the_umask_alone(tmp_path, monkeypatch):
+    """Whoever asks for it also sets it, for all threads."""
+    monkeypatch.setattr(os, "umask", lambda mask: pytest.fail("the umask was set"))
+    with atomic_write(tmp_path / "x.txt") as partial:
+        partial.write_text("x")
+    assert (tmp_path / "x.txt").read_text() == "x"

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from bitwright.distributed import TIMEOUT, all_ranks, rank, world_size
+from bitwright.distributed import TIMEOUT, all_ranks, job_name
 from bitwright.errors import CalibrationError
 from bitwright.graph import Inputs
 from bitwright.modes import eval_mode
@@ -179,8 +179,7 @@ def _observe(
     checkpoint: str | os.PathLike[str] | None,
 ) -> int:
     """Let quantizers see the batches; return how many there are."""
-    job = "calibration" if world_size() == 1 else f"calibration-{rank()}-of-{world_size()}"
-    saved = None if checkpoint is None else ObservingProgress(checkpoint, job, model, seeing)
+    saved = None if checkpoint is None else ObservingProgress(checkpoint, job_name("calibration"), model, seeing)
     number = 0
     with saved or nullcontext():
         for number, batch in enumerate(batches, start=1):

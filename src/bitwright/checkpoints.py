@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from bitwright.errors import ConfigError, SaveError
-from bitwright.files import atomic_write
+from bitwright.files import atomic_write, check_output, in_words
 
 _FORMAT = "1"
 _EVERY = 60.0  # seconds between two writes, at least
@@ -43,8 +43,12 @@ class Checkpoint:
         self.path = Path(folder) / f"{job}.safetensors"
         self._identity = {"format": _FORMAT, "job": job, **identity}
         self._written = time.monotonic()
-        if Path(folder).exists() and not Path(folder).is_dir():
-            raise SaveError(f"the checkpoint {str(folder)!r} is not a folder")
+        try:
+            if Path(folder).exists() and not Path(folder).is_dir():
+                raise SaveError(f"the checkpoint {str(folder)[:200]!r} is not a folder")
+            check_output(self.path)
+        except (OSError, ValueError, ConfigError) as error:
+            raise SaveError(f"the checkpoint {str(folder)[:200]!r} cannot be there: {in_words(error)}") from error
 
     @property
     def due(self) -> bool:

@@ -15,9 +15,10 @@ import torch.distributed as dist
 from safetensors.torch import load, save
 from torch import Tensor
 
-from bitwright.errors import BitwrightError, CalibrationError, DistributedError
+from bitwright.errors import BitwrightError, CalibrationError, ConfigError, DistributedError
 
 TIMEOUT = 1800.0  # seconds
+_LONGEST = 1e9  # seconds; torch counts in nanoseconds
 
 
 def world_size() -> int:
@@ -28,6 +29,11 @@ def world_size() -> int:
 def rank() -> int:
     """Which of them this is, from 0."""
     return dist.get_rank() if world_size() > 1 else 0
+
+
+def job_name(job: str) -> str:
+    """The name of what this process does of a job, in which each has its own data."""
+    return job if world_size() == 1 else f"{job}-{rank()}-of-{world_size()}"
 
 
 class Ranks:
@@ -51,6 +57,13 @@ class Ranks:
         """How many processes there are."""
         return 1 if self._group is None else world_size()
 
+    @contextmanager
+    def _all_there(self) -> Iterator[None]:
+        """Wait for the others, then let all talk; one that ended is known at once, one that hangs after the timeout."""
+        with _waiting(self._timeout):
+            dist.monitored_barrier(self._group, timedelta(seconds=self._timeout))
+            yield
+
     def sum(self, numbers: Sequence[float]) -> list[float]:
         """The sums of each of these numbers over all processes."""
         found = self.gather(struct.pack(f"{len(numbers)}d", *numbers))
@@ -62,7 +75,7 @@ class Ranks:
             return
         given = [tensor for tensor in tensors if tensor is not None]
         flat = torch.cat([tensor.detach().reshape(-1).float().cpu() for tensor in given])
-        with _waiting(self._timeout):
+        with self._all_there():
             dist.all_reduce(flat, group=self._group)
         parts = (flat / self.count).split([tensor.numel() for tensor in given])
         for tensor, part in zip(given, parts, strict=True):
@@ -72,7 +85,7 @@ class Ranks:
         """What every process gives, by rank."""
         if self._group is None:
             return [data]
-        with _waiting(self._timeout):
+        with self._all_there():
             mine = torch.frombuffer(bytearray(data) or bytearray(1), dtype=torch.uint8)
             sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(world_size())]
             dist.all_gather(sizes, torch.tensor([len(data)]), group=self._group)
@@ -118,8 +131,13 @@ class Ranks:
 @contextmanager
 def all_ranks(timeout: float = TIMEOUT) -> Iterator[Ranks]:
     """Yield all processes; they talk over the CPU, whatever the device that they compute on."""
+    if not 0 < timeout <= _LONGEST:
+        raise ConfigError(f"timeout={timeout!r} must be a number of seconds above 0 and at most {_LONGEST:g}")
     if world_size() == 1:
         yield Ranks(None, timeout)
+        return
+    if dist.get_backend() == "gloo":  # which is connected already: connecting anew would wait for one that just ended
+        yield Ranks(dist.group.WORLD, timeout)
         return
     with _waiting(timeout):
         group: Any = dist.new_group(timeout=timedelta(seconds=timeout), backend="gloo")
@@ -137,14 +155,14 @@ def _waiting(timeout: float) -> Iterator[None]:
     except (RuntimeError, ValueError) as error:
         reason = " ".join(str(error).split())[:300]
         raise DistributedError(
-            f"rank {rank()} of {world_size()} waited for the others, at most {timeout:g} s, and one of them ended, "
-            f"hangs, or does something else: {reason}"
+            f"rank {rank()} of {world_size()} waited for the others, at most {timeout:g} s (as timeout= says), and one "
+            f"of them ended, hangs, or does something else: {reason}"
         ) from error
 
 
-def from_first_rank(action: Callable[[], bytes]) -> bytes:
+def from_first_rank(action: Callable[[], bytes], timeout: float = TIMEOUT) -> bytes:
     """Do something on rank 0 while the others wait; all get what it gives, or an error if it fails."""
-    with all_ranks() as ranks:
+    with all_ranks(timeout) as ranks:
         with ranks.together():
             data = action() if rank() == 0 else b""
         return ranks.gather(data)[0]

@@ -20,6 +20,7 @@ from bitwright.errors import ConfigError
 
 _LONGEST = 255  # bytes of a name, in every file system that is common
 _SHOWN = 200  # letters of a name in a message
+_SAID = 500  # letters of another error in a message
 _SCRATCH = re.compile(r"\.bitwright-([0-9a-f]{8})-([0-9]{1,19})-[0-9a-f]{8}(\..*)?")
 _FORGOTTEN = 7 * 86400.0  # seconds after which what another machine has left is removed
 # What a disk or a file system may say of a good program; other errors of the operating system are the program's own.
@@ -36,7 +37,7 @@ def check_output(path: str | os.PathLike[str], *, overwrite: bool = True) -> Pat
     except (OSError, ValueError) as error:
         if isinstance(error, ConfigError):
             raise
-        raise ConfigError(f"the output {shown} cannot be written: {_words(error)}") from error
+        raise ConfigError(f"the output {shown} cannot be written: {in_words(error)}") from error
     return target
 
 
@@ -84,15 +85,16 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[Path]:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         partial = scratch_path(target.parent, target.suffix[-16:])
-        os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+        mode = partial.stat().st_mode  # less the umask, which is the whole process's to read
         yield partial
-        os.chmod(partial, 0o666 & ~_umask())
+        os.chmod(partial, mode & 0o666)
         os.replace(partial, target)
         folders = []
     except OSError as error:
         if error.errno not in _REFUSALS:
             raise
-        raise ConfigError(f"the output {str(path)[:_SHOWN]!r} cannot be written: {_words(error)}") from error
+        raise ConfigError(f"the output {str(path)[:_SHOWN]!r} cannot be written: {in_words(error)}") from error
     finally:
         if partial is not None:
             partial.unlink(missing_ok=True)
@@ -158,11 +160,6 @@ def _followed(target: Path) -> Path:
     return Path(os.path.realpath(target)) if target.is_symlink() else target
 
 
-def _words(error: Exception) -> str:
-    return (error.strerror if isinstance(error, OSError) else None) or str(error)
-
-
-def _umask() -> int:
-    current = os.umask(0)
-    os.umask(current)
-    return current
+def in_words(error: Exception) -> str:
+    """What an error says, without the path that an operating system adds."""
+    return ((error.strerror if isinstance(error, OSError) else None) or str(error))[:_SAID]

@@ -15,14 +15,15 @@ from bitwright.quantizer import TensorQuantizer, quantizers
 
 
 def identity_of(model: nn.Module) -> dict[str, str]:
-    """What calibration depends on: the weights of the model, and how its quantizers observe."""
+    """What calibration depends on: what the model computes, its weights, and how its quantizers observe."""
     found = quantizers(model)
     inside = tuple(f"{name}." for name in found)
     weights = {n: t for n, t in model.state_dict().items() if not n.startswith(inside)}
     recipe = {
         n: (str(q.spec), q.observer_name, repr(q.observer._given[1]), q.enabled, q.fixed) for n, q in found.items()
     }
-    return {"model": digest_of(weights), "recipe": digest_of(recipe)}
+    code = str(getattr(model, "code", type(model).__qualname__))
+    return {"model": digest_of([code, weights]), "recipe": digest_of(recipe)}
 
 
 class ObservingProgress:

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import bitwright as bw
+from bitwright.errors import ConfigError
 from tests.distributed.jobs import (
     FREE,
     backward,
@@ -129,12 +130,24 @@ def test_training_keeps_in_step(found):
             torch.testing.assert_close(torch.tensor(here[kind][name]), torch.tensor(value), rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize("what", ["calibrate", "learning"])  # the others of tests.distributed.jobs.dying take as long
-def test_a_rank_that_dies_is_an_error_on_the_other(what, tmp_path):
+@pytest.mark.parametrize(("what", "timeout"), [("calibrate", 20), ("learning", 20), ("save", 600)])
+def test_a_rank_that_dies_is_an_error_on_the_other(what, timeout, tmp_path):
+    """A sample, long before the timeout; ``python -m tests.distributed.kills`` tries every job."""
+    started = time.monotonic()
     here, there = run(f"dying:{what}", tmp_path)
     assert there is None
-    error = here[f"dying:{what}"]["error"]
-    assert error.startswith("DistributedError: rank 0 of 2 waited for the others, at most 20 s")
+    said = f"DistributedError: rank 0 of 2 waited for the others, at most {timeout} s (as timeout= says)"
+    assert here[f"dying:{what}"]["error"].startswith(said)
+    assert time.monotonic() - started < 300
+
+
+@pytest.mark.parametrize("timeout", [0, -1.0, float("nan"), float("inf"), 1e10])
+def test_no_rank_waits_for_a_time_that_there_is_not(timeout, tmp_path):
+    model, said = prepared(), r"timeout=.* must be a number of seconds above 0 and at most 1e\+09"
+    with pytest.raises(ConfigError, match=said):
+        bw.calibrate(model, data(1), timeout=timeout)
+    with pytest.raises(ConfigError, match=said):
+        bw.save(model, tmp_path / "m", timeout=timeout)
 
 
 @pytest.fixture(scope="module")

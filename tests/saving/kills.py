@@ -1,4 +1,4 @@
-"""Kill calibrate, reconstruct, save and export at random moments: ``python -m tests.saving.kills 200``.
+"""Kill both ways to calibrate, reconstruct, save and export at random moments: ``python -m tests.saving.kills 200``.
 
 One process after the other does the same job and is killed, until one gets through. After every kill, what has its
 final name must be what an uninterrupted job writes, byte for byte; so must be what the last one writes.
@@ -20,7 +20,7 @@ from torch import nn
 import bitwright as bw
 from bitwright import checkpoints
 
-FOLDER, FILE, DONE = "saved", "model.onnx", "done"
+FOLDER, BLOCKS, FILE, DONE = "saved", "by block", "model.onnx", "done"
 
 
 def job(folder):
@@ -30,7 +30,11 @@ def job(folder):
     net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU(), nn.Flatten())
     batches = [torch.randn(4, 3, 8, 8) for _ in range(60)]
     recipe = {"weight": {"spec": "int4 channel:0"}, "activation": {"observer": "HistogramObserver"}}
-    model = bw.prepare(nn.Sequential(*net, nn.Linear(128, 4)).eval(), batches[0], "virtual", recipe=recipe)
+    net = nn.Sequential(*net, nn.Linear(128, 4)).eval()
+    model = bw.prepare(net, batches[0], "virtual", recipe=recipe)
+    bw.calibrate_by_block(model, batches[:40], checkpoint=folder / "blocks")
+    bw.save(model, folder / BLOCKS)
+    model = bw.prepare(net, batches[0], "virtual", recipe=recipe)
     bw.calibrate(model, batches, checkpoint=folder / "calibration")
     bw.reconstruct(model, batches[:8], steps=60, batch_size=8, checkpoint=folder / "units")
     for _ in range(3):
@@ -57,8 +61,8 @@ def start(folder):
 
 def written(folder):
     """What stands under its final name, but for digests of the environment."""
-    parts = [folder / FOLDER / "model.safetensors", folder / FOLDER / "recipe.yaml", folder / FILE]
-    return {part.name: part.read_bytes() for part in parts if part.exists()}
+    saved = [f"{name}/{part}" for name in (BLOCKS, FOLDER) for part in ("model.safetensors", "recipe.yaml")]
+    return {part: (folder / part).read_bytes() for part in (*saved, FILE) if (folder / part).exists()}
 
 
 def load_modules():
@@ -75,7 +79,7 @@ def strike(count, seed=0):
         reference.mkdir()
         os.waitpid(start(reference), 0)
         usual, expected = time.monotonic() - begin, written(reference)
-        assert len(expected) == 3, "the job itself failed"
+        assert len(expected) == 5, "the job itself failed"
         while kills < count:
             rounds += 1
             folder = Path(place) / str(rounds)
@@ -98,6 +102,7 @@ def strike(count, seed=0):
             if written(folder) != expected:
                 wrong.append(f"round {rounds}: not all is there")
             left = [path.name for path in folder.iterdir() if path.name.startswith(".bitwright")]
+            left += [f"blocks/{path.name}" for path in (folder / "blocks").iterdir() if path.is_dir()]
             wrong += [f"round {rounds}: {name} was left behind" for name in left]
     return kills, rounds, wrong
 

@@ -102,8 +102,8 @@ def test_blocks_are_several(tmp_path, monkeypatch):
     """Otherwise the test above would show nothing."""
     from bitwright.reconstruction import blockwise
 
-    seen, whole = [], blockwise._observe_block
-    monkeypatch.setattr(blockwise, "_observe_block", lambda *given: (seen.append(given[1].name), whole(*given)))
+    seen, whole = [], blockwise._Job._observe_block
+    monkeypatch.setattr(blockwise._Job, "_observe_block", lambda *given: (seen.append(given[1].name), whole(*given)))
     bw.calibrate_by_block(bw.prepare(Images().eval(), images(1)[0]), images(2))
     assert seen == ["0", "1", "2", "3", "6"]
 

@@ -13,8 +13,9 @@ from torch import nn
 
 import bitwright as bw
 from bitwright.errors import BitwrightError, ConfigError, SaveError
+from bitwright.saving.folder import _put
 from bitwright.saving.manifest import _digest
-from tests.saving.nets import IMAGES, TOKENS, Small, Tokens, calibrated
+from tests.saving.nets import IMAGES, TOKENS, Small, Tokens, calibrated, outputs
 
 
 @pytest.fixture(scope="module")
@@ -195,6 +196,62 @@ def test_replacing_keeps_the_old_until_the_new_is_whole(tmp_path, monkeypatch):
     bw.save(calibrated(), target)
     assert bw.load(target, Small) is not None
     assert [p.name for p in tmp_path.iterdir()] == ["m"]
+
+
+def test_a_full_disk_leaves_nothing_behind(tmp_path):
+    resource = pytest.importorskip("resource")
+    model, before = calibrated(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (300, before[1]))
+    try:
+        with pytest.raises(SaveError, match=r"new/folder' cannot be written: .*File too large"):
+            bw.save(model, tmp_path / "new/folder")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_another_process_makes_meanwhile_is_replaced(tmp_path):
+    for name in ("mine", "theirs"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "x").write_text(name)
+    _put(tmp_path / "mine", tmp_path / "theirs")
+    assert (tmp_path / "theirs/x").read_text() == "mine"
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="Not a directory"):
+        _put(tmp_path / "theirs", tmp_path / "file")
+
+
+def test_a_folder_that_is_replaced_while_it_is_read_is_read_again(folder, monkeypatch):
+    """The manifest of one save and the tensors of another are not a model."""
+    from bitwright.saving import reading
+
+    torch.manual_seed(5)
+    other, whole, count = calibrated(), reading._check_files, []
+
+    def check(*given):
+        count.append(1)
+        if len(count) <= times:
+            bw.save(other, folder)
+        return whole(*given)
+
+    monkeypatch.setattr(reading, "_check_files", check)
+    times = 2
+    loaded = bw.load(folder, Small)
+    assert len(count) == 3
+    assert torch.equal(outputs(loaded, IMAGES), outputs(other, IMAGES))
+    times = 100
+    with pytest.raises(SaveError, match="was replaced 10 times while it was read"):
+        bw.load(folder, Small)
+
+
+def test_names_that_no_file_has(tmp_path):
+    model = calibrated()
+    for name in ("a" * 300, "/".join(["b" * 200] * 30), "a\0b"):
+        for call in (lambda path: bw.save(model, path), lambda path: bw.calibrate(model, IMAGES, checkpoint=path)):
+            with pytest.raises(SaveError, match=r"cannot be") as found:
+                call(f"{tmp_path}/{name}")
+            assert len(str(found.value)) < 700
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_through_a_link(tmp_path):

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from bitwright.distributed import from_first_rank
+from bitwright.distributed import TIMEOUT, from_first_rank
 from bitwright.errors import ExportError
 from bitwright.exporting.deploy import deploy, float_twin
 from bitwright.exporting.formats import FORMATS, ExportOptions
@@ -35,6 +35,7 @@ def export(
     store_half: bool = False,
     quantized: bool = True,
     overwrite: bool = True,
+    timeout: float = TIMEOUT,
 ) -> ExportedFile:
     """Write a prepared and calibrated model as a file; under ``torchrun`` rank 0 writes, and the others wait for it.
 
@@ -60,6 +61,7 @@ def export(
             as it does with a model in half precision. The file gets smaller and computes the same.
         quantized: write integers; False writes the float model, for comparison.
         overwrite: whether an existing file may be replaced.
+        timeout: how long a rank waits for the others, in seconds.
 
     Returns:
         The file: a path, with a map from the model's quantizers and nodes to the tensors and operators of the file, and
@@ -84,7 +86,7 @@ def export(
         except ExportError as error:
             raise ExportError(f"{error}{_as_written(ledger)}") from error
 
-    record = ExportRecord.from_json(from_first_rank(write).decode())
+    record = ExportRecord.from_json(from_first_rank(write, timeout).decode())
     return ExportedFile(files[0], record, (*files, *([data_path(files[0])] if record.external else [])))
 
 

@@ -1,15 +1,17 @@
 """Calibrate block by block: all batches go through one block before the next, so each weight is read once."""
 
+import os
 import tempfile
 from collections.abc import Iterable, Iterator
-from pathlib import Path
-from typing import Any, NamedTuple
+from contextlib import nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
 from bitwright.calibration import as_batches, as_inputs, calibrate_by, watched
-from bitwright.distributed import TIMEOUT
+from bitwright.checkpoints import digest_of
+from bitwright.distributed import TIMEOUT, job_name
 from bitwright.errors import CalibrationError
 from bitwright.files import scratch_folder
 from bitwright.graph.inputs import bind_inputs
@@ -18,6 +20,8 @@ from bitwright.mapped_weights import in_memory
 from bitwright.preparation import ledger_of
 from bitwright.progress import track
 from bitwright.quantizer import TensorQuantizer, quantizers
+from bitwright.reconstruction.block_progress import BlockProgress, Place
+from bitwright.reconstruction.block_values import Values
 from bitwright.reconstruction.columns import Memory
 from bitwright.reconstruction.subgraph import subgraph
 from bitwright.reconstruction.units import Unit, find_units
@@ -31,6 +35,7 @@ def calibrate_by_block(
     *,
     memory_limit: float = 4e9,
     progress: bool | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
     uneven: bool = False,
     timeout: float = TIMEOUT,
 ) -> nn.Module:
@@ -46,66 +51,104 @@ def calibrate_by_block(
         memory_limit: bytes of values between blocks to keep in memory; more go to files in the temporary folder
             (``TMPDIR``).
         progress: show a progress bar; by default only on a terminal.
+        checkpoint: a folder for the progress, written at each finished block, once a minute, and when SIGINT or SIGTERM
+            comes. The same call goes on from there; a checkpoint of another model, recipe or other data is refused.
+            Nothing is written while an object that is not plain data goes from one block to the next.
+            Until the job is done, the folder also holds the values between blocks.
         uneven: as for ``calibrate``, and so is the last.
         timeout: seconds.
 
     Returns:
         The same model, now quantizing.
     """
-    example = ledger_of(model).example
 
     def observe(seeing: dict[str, TensorQuantizer]) -> int:
         with scratch_folder(tempfile.gettempdir()) as folder:
-            graph = graph_of(model, example)
-            values = _Values(Memory(memory_limit, folder))
-            inputs = [n for n in graph.graph.nodes if n.op == "placeholder"]
-            number = 0
-            for batch in as_batches(batches):
-                number += 1
-                given = as_inputs(batch, len(example.args))
-                bound = bind_inputs(model, given.args, given.kwargs)
-                for node in inputs:
-                    values.add(node, bound.get(str(node.target), node.args[0] if node.args else None))
-            if not number:
+            job = _Job(model, seeing, Memory(memory_limit, folder))
+            data = job.take(batches, digests=checkpoint is not None)
+            if not job.batches:
                 return 0
-            all_seeing = set(seeing.values())
-            blocks = find_units(graph, lambda node: _has_weights(node, graph), "block", 1, all_seeing.__contains__)
-            for unit in track(blocks, "calibrating", show=progress):
-                _observe_block(graph, unit, values, all_seeing, number)
-            return number
+            saved = None
+            if checkpoint is not None:
+                saved = BlockProgress(checkpoint, job_name("blocks"), model, job.graph, seeing, data)
+            with saved or nullcontext():
+                job.run(saved, show=progress)
+            return job.batches
 
     return calibrate_by(observe, model, uneven=uneven, timeout=timeout)
+
+
+class _Job:
+    """One call of calibrate_by_block.
+
+    Args:
+        model: what ``prepare`` returned.
+        seeing: the quantizers that observe batches, by name.
+        memory: where values are kept.
+    """
+
+    def __init__(self, model: nn.Module, seeing: dict[str, TensorQuantizer], memory: Memory) -> None:
+        self.model, self.seeing, self.values = model, set(seeing.values()), Values(memory)
+        self.example = ledger_of(model).example
+        self.graph = graph_of(model, self.example)
+        self.batches = 0
+
+    def take(self, batches: Iterable[Any], *, digests: bool) -> str:
+        """Keep the inputs of all batches; return a digest of them, if it is wanted."""
+        places = [n for n in self.graph.graph.nodes if n.op == "placeholder"]
+        digest = ""
+        for batch in as_batches(batches):
+            self.batches += 1
+            given = as_inputs(batch, len(self.example.args))
+            digest = digest_of([digest, given.args, given.kwargs]) if digests else digest
+            bound = bind_inputs(self.model, given.args, given.kwargs)
+            for node in places:
+                self.values.add(node, bound.get(str(node.target), node.args[0] if node.args else None))
+        return digest
+
+    def run(self, saved: BlockProgress | None, *, show: bool | None) -> None:
+        """Take all batches through all blocks, from where a saved job was."""
+        graph = self.graph
+        blocks = find_units(graph, lambda node: _has_weights(node, graph), "block", 1, self.seeing.__contains__)
+        done = Place() if saved is None else saved.restore(self.values)
+        for number, unit in enumerate(track(blocks, "calibrating", show=show)):
+            if number >= done.blocks:
+                self._observe_block(unit, Place(number, done.batches if number == done.blocks else 0), saved)
+            self.values.finish(unit.nodes)
+            if saved is not None and number >= done.blocks:
+                saved.keep(Place(number + 1), self.values)
+        if saved is not None:
+            saved.finish()
+
+    def _observe_block(self, unit: Unit, place: Place, saved: BlockProgress | None) -> None:
+        """Take the batches from a place on through one block, and keep its results."""
+        call = subgraph(self.graph, unit.nodes, unit.inputs, unit.outputs)
+        own = [q for node in unit.nodes for q in _quantizers(node, self.graph) if q in self.seeing]
+        with in_memory(_weights(call)):
+            for number in range(place.batches, self.batches):
+                results = self._through(call, unit, own, number)
+                for node, result in zip(unit.outputs, results, strict=True):
+                    if any(user.op != "output" for user in node.users):
+                        self.values.add(node, result)
+                if saved is not None and number + 1 < self.batches:
+                    saved.keep(Place(place.blocks, number + 1), self.values)
+
+    def _through(self, call: fx.GraphModule, unit: Unit, own: list[TensorQuantizer], number: int) -> tuple[Any, ...]:
+        """Take one batch through a block."""
+        try:
+            with watched(own, number + 1):
+                return call(*(self.values.get(node, number) for node in unit.inputs))
+        except CalibrationError:
+            raise
+        except Exception as error:
+            raise CalibrationError(
+                f"the block {unit.name} refuses calibration batch {number + 1}: {type(error).__name__}: {error}"
+            ) from error
 
 
 def _has_weights(node: fx.Node, model: nn.Module) -> bool:
     module = module_of(node, model)
     return module is not None and any(True for _ in module.parameters())
-
-
-def _observe_block(
-    model: fx.GraphModule, unit: Unit, values: "_Values", seeing: set[TensorQuantizer], batches: int
-) -> None:
-    """Take all batches through one block, and keep its results instead of what only it reads."""
-    call = subgraph(model, unit.nodes, unit.inputs, unit.outputs)
-    own = [q for node in unit.nodes for q in _quantizers(node, model) if q in seeing]
-    with in_memory(_weights(call)):
-        for number in range(batches):
-            try:
-                with watched(own, number + 1):
-                    results = call(*(values.get(node, number) for node in unit.inputs))
-            except CalibrationError:
-                raise
-            except Exception as error:
-                raise CalibrationError(
-                    f"the block {unit.name} refuses calibration batch {number + 1}: {type(error).__name__}: {error}"
-                ) from error
-            for node, result in zip(unit.outputs, results, strict=True):
-                if any(user.op != "output" for user in node.users):
-                    values.add(node, result)
-    values.done.update(unit.nodes)
-    for node in unit.inputs:
-        if all(user in values.done or user.op == "output" for user in node.users):
-            values.free(node)
 
 
 def _quantizers(node: fx.Node, model: nn.Module) -> list[TensorQuantizer]:
@@ -124,52 +167,3 @@ def _weights(call: fx.GraphModule) -> Iterator[Tensor]:
             value = getattr(call.get_submodule(owner), name)
             found |= {id(value): value} if isinstance(value, Tensor) else {}
     yield from found.values()
-
-
-class _Values:
-    """What nodes between two blocks gave, batch by batch."""
-
-    def __init__(self, memory: Memory) -> None:
-        self._memory = memory
-        self._kept: dict[fx.Node, list[Any]] = {}
-        self.done: set[fx.Node] = set()
-
-    def add(self, node: fx.Node, value: Any) -> None:  # noqa: ANN401
-        """Keep the value for the next batch."""
-        plain = isinstance(value, Tensor) and value.layout is torch.strided and value.numel() > 0
-        self._kept.setdefault(node, []).append(_Laid.of(value.detach(), self._memory) if plain else value)
-
-    def get(self, node: fx.Node, batch: int) -> Any:  # noqa: ANN401
-        """The value for one batch; a copy, as who computes with it may write into it."""
-        value = self._kept[node][batch]
-        if isinstance(value, _Laid):
-            return value.tensor()
-        return value.clone() if isinstance(value, Tensor) else value
-
-    def free(self, node: fx.Node) -> None:
-        """Give memory and files back."""
-        for value in self._kept.pop(node):
-            if isinstance(value, _Laid) and value.path is not None:
-                value.path.unlink(missing_ok=True)
-            elif isinstance(value, _Laid):
-                self._memory.used -= value.span.nbytes
-
-
-class _Laid(NamedTuple):
-    """A tensor as it lies in memory: kernels compute by that, and their results shall have the same bits."""
-
-    span: Tensor  # from its first value in memory to its last
-    path: Path | None
-    size: torch.Size
-    stride: tuple[int, ...]
-
-    @classmethod
-    def of(cls, value: Tensor, memory: Memory) -> "_Laid":
-        length = 1 + sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
-        span, path = memory.empty((length,), value)
-        span.copy_(value.as_strided((length,), (1,)))
-        return cls(span, path, value.shape, value.stride())
-
-    def tensor(self) -> Tensor:
-        """A copy."""
-        return self.span.clone().as_strided(self.size, self.stride)

@@ -2,14 +2,17 @@
 
 import contextlib
 import ctypes
+import errno
 import os
 import shutil
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from safetensors import SafetensorError
+
 from bitwright.errors import SaveError
-from bitwright.files import scratch_path
+from bitwright.files import in_words, scratch_path
 
 _AT_FDCWD, _EXCHANGE = -100, 2  # of Linux's renameat2
 
@@ -22,49 +25,57 @@ def check_folder(path: str | os.PathLike[str], ours: Collection[str], mark: str)
         ours: the files that such a folder may have.
         mark: the file that every such folder has.
     """
+    shown = repr(str(path)[:200])
     try:
         target = Path(os.path.realpath(path))
         held = sorted(os.listdir(target)) if target.is_dir() else []
         exists = os.path.lexists(target)
     except (OSError, ValueError, TypeError) as error:
-        raise SaveError(f"the folder {str(path)[:200]!r} cannot be written: {error}") from error
+        raise SaveError(f"the folder {shown} cannot be written: {in_words(error)}") from error
     if exists and not target.is_dir():
-        raise SaveError(f"the folder {str(path)!r} cannot be written: there is something else of that name")
+        raise SaveError(f"the folder {shown} cannot be written: there is something else of that name")
     foreign = [name for name in held if name not in ours]
     if foreign:
-        raise SaveError(f"the folder {str(path)!r} has {foreign[0]!r}, which is not ours: choose another, or empty it")
+        raise SaveError(f"the folder {shown} has {foreign[0]!r}, which is not ours: choose another, or empty it")
     if held and mark not in held:
-        raise SaveError(f"the folder {str(path)!r} exists and is not a saved model: choose another, or empty it")
+        raise SaveError(f"the folder {shown} exists and is not a saved model: choose another, or empty it")
     return target
 
 
 @contextmanager
 def atomic_folder(target: Path) -> Iterator[Path]:
     """Yield an empty folder beside ``target``; it takes the name ``target`` only if all went well."""
+    made: list[Path] = []
+    partial = None
     try:
+        made = [folder for folder in target.parents if not folder.exists()]
         target.parent.mkdir(parents=True, exist_ok=True)
         partial = scratch_path(target.parent)
-        partial.mkdir(mode=0o700)
-    except OSError as error:
-        raise SaveError(f"the folder {str(target)[:200]!r} cannot be written: {error.strerror}") from error
-    try:
+        partial.mkdir()
         yield partial
         for file in partial.iterdir():
             _sync(file)
-        os.chmod(partial, 0o777 & ~_umask())
         _put(partial, target)
+        made = []
         _sync(target.parent)
-    except OSError as error:
-        raise SaveError(f"the folder {str(target)!r} cannot be written: {error.strerror or error}") from error
+    except (OSError, SafetensorError) as error:
+        raise SaveError(f"the folder {str(target)[:200]!r} cannot be written: {in_words(error)}") from error
     finally:
-        shutil.rmtree(partial, ignore_errors=True)  # what is left of it, or the folder that it has replaced
+        if partial is not None:
+            shutil.rmtree(partial, ignore_errors=True)  # what is left of it, or the folder that it has replaced
+        with contextlib.suppress(OSError):  # one that someone else has begun to use stays
+            for folder in made:
+                folder.rmdir()
 
 
 def _put(partial: Path, target: Path) -> None:
     """Give a folder its name; one that has the name already gets the other's, in the same moment where that works."""
-    if not target.exists():
+    try:
         os.rename(partial, target)
         return
+    except OSError as error:  # it may be there, or another process may just have made it
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
     with contextlib.suppress(OSError, AttributeError):
         exchange = ctypes.CDLL(None, use_errno=True).renameat2
         if exchange(_AT_FDCWD, os.fsencode(partial), _AT_FDCWD, os.fsencode(target), _EXCHANGE) == 0:
@@ -85,9 +96,3 @@ def _sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def _umask() -> int:
-    current = os.umask(0)
-    os.umask(current)
-    return current

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -23,10 +23,11 @@ from bitwright.quantizer import QuantDescriptor, quantizers
 from bitwright.recipe import Recipe
 from bitwright.saving.backend_data import from_data
 from bitwright.saving.example import TensorLike, describe, make
-from bitwright.saving.manifest import EXAMPLE, RECIPE, TENSORS, Manifest, file_digest, read_manifest, versions
+from bitwright.saving.manifest import EXAMPLE, MANIFEST, RECIPE, TENSORS, Manifest, file_digest, read_manifest, versions
 from bitwright.saving.structure import code_of, differences, structure
 from bitwright.saving.tensors import named_tensors, put, why_not
 
+_TRIES = 10  # of reading a folder that others replace meanwhile
 _DESCRIPTORS = ("quant_desc_input", "quant_desc_weight")
 
 
@@ -52,17 +53,63 @@ def load(
         backend: the target, where its conditions are functions that no registered backend has.
     """
     path = Path(folder)
-    manifest = read_manifest(path)
-    _check_files(path, manifest)
-    saved = _read(path / TENSORS)
+    files = _whole(path)
+    manifest = files.manifest
     original = _with_weights(model if isinstance(model, nn.Module) else _built(model), path / TENSORS)
     with _readable(path):
-        inputs = _example(path, manifest, example_inputs)
+        inputs = _example(files, example_inputs)
         target = from_data(manifest.backend, None if backend is None else find_backend(backend))
-        made = (_swapped if manifest.swapped else _prepared)(path, manifest, original, inputs, target)
-        _restore(made, manifest, saved, path)
+        made = (_swapped if manifest.swapped else _prepared)(files, original, inputs, target)
+        _restore(made, manifest, files.tensors, path)
     _warn(made, manifest)
     return made
+
+
+class _Files(NamedTuple):
+    """What the files of a folder hold."""
+
+    manifest: Manifest
+    tensors: dict[str, Tensor]
+    recipe: Recipe
+    example: dict[str, Tensor]
+
+
+def _whole(folder: Path) -> _Files:
+    """Read all files; again, if another process has put another folder in this one's place meanwhile."""
+    for _ in range(_TRIES):
+        mark = _mark(folder)
+        try:
+            found = _files(folder)
+        except SaveError:
+            if _mark(folder) == mark:
+                raise
+        else:
+            if _mark(folder) == mark:
+                return found
+    raise SaveError(f"{str(folder)[:200]!r} was replaced {_TRIES} times while it was read")
+
+
+def _mark(folder: Path) -> tuple[int, int, int] | None:
+    """What tells a folder from one that has taken its place."""
+    try:
+        found = (folder / MANIFEST).stat()
+    except (OSError, ValueError):
+        return None
+    return found.st_dev, found.st_ino, found.st_mtime_ns
+
+
+def _files(folder: Path) -> _Files:
+    manifest = read_manifest(folder)
+    _check_files(folder, manifest)
+    example = _read(folder / EXAMPLE) if EXAMPLE in manifest.files else {}
+    return _Files(manifest, _read(folder / TENSORS), _recipe(folder), example)
+
+
+def _recipe(folder: Path) -> Recipe:
+    try:
+        return Recipe.parse(folder / RECIPE)
+    except BitwrightError as error:
+        raise SaveError(f"{str(folder / RECIPE)!r} cannot be read: {error}") from error
 
 
 @contextmanager
@@ -123,8 +170,9 @@ def _with_weights(model: nn.Module, file: Path) -> nn.Module:
         ) from error
 
 
-def _example(folder: Path, manifest: Manifest, given: Any) -> Any:  # noqa: ANN401
+def _example(files: _Files, given: Any) -> Any:  # noqa: ANN401
     """The inputs to capture with: those given, those stored, or some made up."""
+    manifest, stored = files.manifest, files.example
     if given is not None:
         problem = _unlike(describe(given), manifest.example)
         if problem:
@@ -132,7 +180,6 @@ def _example(folder: Path, manifest: Manifest, given: Any) -> Any:  # noqa: ANN4
         return given
     if EXAMPLE not in manifest.files:
         return make(manifest.example)
-    stored = _read(folder / EXAMPLE)
     order = iter(range(len(stored)))
     return make(manifest.example, lambda _: stored[str(next(order))])
 
@@ -151,10 +198,11 @@ def _unlike(given: Any, saved: Any) -> str:  # noqa: ANN401
     return "" if given == saved else f"{given.value!r}, not {saved.value!r}" if given.kind == "value" else ""
 
 
-def _prepared(folder: Path, manifest: Manifest, model: nn.Module, inputs: Any, backend: Backend) -> nn.Module:  # noqa: ANN401
+def _prepared(files: _Files, model: nn.Module, inputs: Any, backend: Backend) -> nn.Module:  # noqa: ANN401
+    manifest = files.manifest
     try:
-        recipe, fixed = Recipe.parse(folder / RECIPE), make(manifest.concrete_args) or None
-        return prepare_resolved(model, inputs, recipe, backend, fixed, answers=manifest.answers)
+        fixed = make(manifest.concrete_args) or None
+        return prepare_resolved(model, inputs, files.recipe, backend, fixed, answers=manifest.answers)
     except BitwrightError as error:
         raise SaveError(
             f"the {type(model).__name__} given cannot be prepared as the saved {manifest.model} was: {error} (if it "
@@ -162,8 +210,8 @@ def _prepared(folder: Path, manifest: Manifest, model: nn.Module, inputs: Any, b
         ) from error
 
 
-def _swapped(_: Path, manifest: Manifest, model: nn.Module, inputs: Any, backend: Backend) -> nn.Module:  # noqa: ANN401
-    given: dict[str, Any] = dict(manifest.arguments)
+def _swapped(files: _Files, model: nn.Module, inputs: Any, backend: Backend) -> nn.Module:  # noqa: ANN401
+    given: dict[str, Any] = dict(files.manifest.arguments)
     for kind in _DESCRIPTORS:
         given[kind] = QuantDescriptor.from_yaml(given[kind]) if given.get(kind) else None
     given["backend"] = backend if given.get("backend") else None

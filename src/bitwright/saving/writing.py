@@ -9,7 +9,7 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from bitwright.distributed import from_first_rank
+from bitwright.distributed import TIMEOUT, from_first_rank
 from bitwright.errors import SaveError
 from bitwright.graph.model import CapturedModel, users_class
 from bitwright.graph.rewriting.answers import answers_of
@@ -32,6 +32,7 @@ def save(
     *,
     example: bool = False,
     source: Mapping[str, str] | None = None,
+    timeout: float = TIMEOUT,
 ) -> Path:
     """Write a prepared model as a folder that :func:`load` makes the same model of.
 
@@ -45,11 +46,12 @@ def save(
         folder: where to.
         example: store the data of the example inputs too. Otherwise only their shapes, types and limits are stored.
         source: where the model came from, for the command line: ``module:function`` by what it does.
+        timeout: how long a rank waits for the others, in seconds.
 
     Returns:
         The folder.
     """
-    from_first_rank(lambda: _save(model, check_folder(folder, FILES, MANIFEST), example, source or {}))
+    from_first_rank(lambda: _save(model, check_folder(folder, FILES, MANIFEST), example, source or {}), timeout)
     return Path(folder)
 
 
