@@ -121,7 +121,7 @@ def test_files_give_what_was_simulated(name, tmp_path):
     if name == "apot":
         x = x.abs()
     model = prepared(FILES[name], x)
-    file = bw.export(model, tmp_path / "m.onnx")
+    file = bw.export(model, tmp_path / "m.onnx", format="onnx")
     proof = bw.verify(model, file, [x, x * 0.7])
     assert proof.ok, proof
     largest = [check.largest for runtime in proof.runtimes.values() for check in runtime.tensors]
@@ -149,7 +149,7 @@ def test_the_float_twin_has_no_tables(tmp_path):
     torch.manual_seed(1)
     x = torch.randn(8, 3, 12, 12)
     model = prepared(FILES["nnie"], x)
-    file = bw.export(model, tmp_path / "m.onnx")
+    file = bw.export(model, tmp_path / "m.onnx", format="onnx")
     twin = OnnxFile.read(file.path).float_twin()
     kinds = Counter(node.op_type for node in twin.proto.graph.node)
     assert not OPERATORS_OF_TABLES & set(kinds)
@@ -214,11 +214,27 @@ def test_a_users_method(own_method):
     assert len(part.bounds) == 3
 
 
+@pytest.mark.parametrize("name", FILES)
+def test_openvino_computes_tables_too(name, tmp_path):
+    torch.manual_seed(1)
+    x = torch.randn(8, 3, 12, 12)
+    x = x.abs() if name == "apot" else x
+    recipe = FILES[name] | ({"backend": "openvino"} if name == "dorefa" else {})  # qdq's files have no guards for it
+    model = prepared(recipe, x)
+    file = bw.export(model, tmp_path / "m.xml", format="openvino")
+    proof = bw.verify(model, file, [x, x * 0.7], latency=False, limits={"violations": None})
+    assert (proof.ok, list(proof.runtimes)) == (True, ["openvino"])
+    assert {check.largest for check in proof.runtimes["openvino"].tensors} <= {0, 1}
+
+
 def test_what_has_no_place_for_tables_says_so(tmp_path):
     x = torch.randn(2, 3, 12, 12)
     model = prepared(FILES["nnie"], x)
     with pytest.raises(ExportError, match="are places in a table of values: a file of ranges has no place for that"):
         bw.export(model, tmp_path / "m.onnx", format="tensorrt-ranges")
+    for format, why in (("qoperator", "integer operators multiply"), ("torch", "a program of torch has")):
+        with pytest.raises(ExportError, match=rf"conv.weight has a table of values, and {why} .*: export with 'onnx'"):
+            bw.export(model, tmp_path / "m", format=format)
     assert list(tmp_path.iterdir()) == []
     grouped = calibrated("int4 symmetric group:8", "apot", torch.randn(4, 16))
     with pytest.raises(ExportError, match="has a table of values for each group"):

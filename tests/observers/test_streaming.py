@@ -19,6 +19,7 @@ from bitwright.observers.percentile import PercentileObserver
 from bitwright.spec import QuantSpec
 
 NAMES = OBSERVERS.names("*Observer")
+FOLLOWING = [n for n in NAMES if n != "FixedRangeObserver"]  # their ranges follow what is seen
 MOVING = [n for n in NAMES if n.startswith("EMA")]
 SEARCHED = ["HistogramObserver", "PercentileObserver", "MSEObserver", "KLObserver", "MinMaxFloorObserver"]
 
@@ -142,7 +143,7 @@ def test_layouts_groups_and_half_precision(name):
     torch.testing.assert_close(groups[:, 1, 1, 2, 7], one, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", FOLLOWING)
 @pytest.mark.parametrize("count", [1, 30, 9_000])
 def test_zeros_and_constants(name, count):
     for spec in ("int8", "uint8", "int4 channel:0"):
@@ -158,7 +159,7 @@ def test_zeros_and_constants(name, count):
         assert bool(torch.isfinite(constant.qparams()[0]).all())
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", FOLLOWING)
 def test_an_all_zero_channel_beside_others(name):
     x = torch.randn(3, 700)
     x[1] = 0

@@ -1,5 +1,7 @@
 """What targets demand of files: every constraint finds a file that breaks it, and names the place and the remedy."""
 
+import functools
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +17,7 @@ import bitwright as bw
 from bitwright.backends import BACKENDS, find_backend
 from bitwright.errors import UnknownNameError
 from bitwright.exporting import ExportedTensor, ExportRecord, Fingerprint
+from bitwright.exporting.onnx.file import OnnxFile
 from bitwright.verification import CONSTRAINTS, Finding, Proof, View, register_constraint
 from bitwright.verification.constraints import constraints_of
 from bitwright.verification.limits import Limits
@@ -141,6 +144,11 @@ def float_bias(model: Model, layer: str) -> None:
     model.graph.initializer.append(numpy_helper.from_array(np.zeros(32, np.float32), f"{layer}.bias"))
 
 
+def node(model: Model, name: str) -> onnx.NodeProto:
+    (found,) = [n for n in model.graph.node if n.name == name]
+    return found
+
+
 def rename(model: Model, old: str, new: str) -> None:
     for node in model.graph.node:
         for names in (node.input, node.output):
@@ -158,6 +166,7 @@ GOOD = {  # by target: the format, and a file that keeps its constraints
     "pplw8a16": ("ppl", BYTES),
     "tengine_u8": ("tengine", BYTES),
     "stpu": ("stpu", SIGNED),
+    "nnie": ("nnie", {}),
     "onnx_qnn": ("onnx", BYTES),
 }
 
@@ -170,7 +179,7 @@ def violations(
     target: str, model: Model, format: str = "", advice: bool = False, record: ExportRecord | None = None
 ) -> list[tuple[str, str]]:
     """The constraints of a target that a model breaks, each with the place."""
-    view = View(model, record, format or GOOD[target][0])
+    view = View(model, record or (tables()[1] if target == "nnie" else None), format or GOOD[target][0])
     found = []
     for constraint in constraints_of(TARGETS[target]):
         if constraint.advice == advice:
@@ -178,7 +187,34 @@ def violations(
     return found
 
 
+class Two(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.c1, self.c2 = (nn.Conv2d(4, 4, 1) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.c2(self.c1(x))
+
+
+@functools.cache
+def tables() -> tuple[bytes, ExportRecord]:
+    """A file of tables, with its record."""
+    x = torch.randn(2, 4, 5, 5)
+    model = bw.calibrate(bw.prepare(Two().eval(), x, backend="nnie"), [x], progress=False)
+    with tempfile.TemporaryDirectory() as folder:
+        file = OnnxFile.read(bw.export(model, Path(folder) / "m.onnx", format="onnx").path)
+    assert file.record is not None
+    return file.proto.SerializeToString(), file.record
+
+
+def change_levels(model: Model, of: str, change: Callable[[np.ndarray], np.ndarray]) -> None:
+    (found,) = [i for i in model.graph.initializer if i.name.endswith(".levels") and of in i.name]
+    found.CopyFrom(numpy_helper.from_array(change(numpy_helper.to_array(found)), found.name))
+
+
 def good(target: str) -> Model:
+    if target == "nnie":
+        return Model.FromString(tables()[0])
     model = Draft(**GOOD[target][1]).model()
     for i in list(model.graph.initializer) if target == "pplw8a16" else ():
         if i.name.endswith(".zero_point") and ".weight" not in i.name:
@@ -223,6 +259,9 @@ BROKEN: dict[str, tuple[str, Callable[[Model], None], str, str]] = {
     "stpu-types": ("stpu", lambda m: retype(m, "c1", "int16"), "c1", ""),
     "stpu-scales": ("stpu", lambda m: scale(m, "c1", -0.5), "c1", ""),
     "stpu-concat": ("stpu", lambda m: scale(m, "sum", 0.5), "cat (Concat)", ""),
+    "stpu-sigmoid": ("stpu", lambda m: setattr(node(m, "pool"), "op_type", "Sigmoid"), "pool (Sigmoid)", ""),
+    "nnie-levels": ("nnie", lambda m: change_levels(m, "c1.weight", lambda v: v * np.abs(v) ** 0.3), "c1.weight", ""),
+    "nnie-scales": ("nnie", lambda m: change_levels(m, "c1.weight", lambda v: v[:16]), "c1.weight", ""),
     "qlinear-types": ("onnx_qnn", lambda m: retype(m, "c1", "uint16"), "c1", ""),
     "qlinear-scales": ("onnx_qnn", lambda m: set_axis(m, "c2.weight", 1, 32, "uint8"), "c2.weight", ""),
     "qlinear-bias": ("onnx_qnn", lambda m: scale(m, "c1.bias", 0.3), "c1 (Conv)", ""),
@@ -240,6 +279,7 @@ def test_broken_file_is_found_by_the_constraint_that_it_breaks(name: str) -> Non
 
 ADVICE: dict[str, tuple[str, Callable[[Model], None], str]] = {
     "tensorrt-shapes": ("tensorrt", lambda m: shrink(m, "c1"), "c1 (Conv)"),
+    "nnie-entries": ("nnie", lambda m: setattr(node(m, "c2.stored.kept"), "op_type", "Relu"), "c1"),
     "vitis-operands": ("vitis", lambda m: float_bias(m, "c1"), "c1 (Conv)"),
 }
 

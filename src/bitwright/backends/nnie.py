@@ -12,9 +12,9 @@ NNIE = register_backend(
         weights={**_TENSORS, "formats": ("int8",), "granularities": ("tensor",)},
         activations=_TENSORS,
         operators={"absorbed": {}},
-        formats=("onnx",),
-        constraints=(),
+        formats=("nnie", "onnx"),
+        constraints=("nnie-*",),
         runtimes=(),
-        notes=("ONNX has no logarithmic grid: a file holds tables of the levels, and computes in float.",),
+        notes=("ONNX has no logarithmic grid: a Q/DQ file holds tables of the levels instead, and computes in float.",),
     )
 )

@@ -15,6 +15,7 @@ STPU = register_backend(
         operators={
             "integer": dict.fromkeys((*IMAGE_OPERATORS, "cat"), "both"),
             "share_inputs": ("cat",),
+            "ranges": {"sigmoid": (-1.0, 1.0)},
             "reasons": {},
         },
         weights={**_TENSORS, "formats": up_to(8)},

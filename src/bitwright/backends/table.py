@@ -33,6 +33,7 @@ def summary(backend: Backend) -> list[tuple[str, str]]:
         ("computed with one operand", ", ".join(f"{o} of {listed(those)}" for o, those in operators.absorbed.items())),
         ("plain numbers in", listed(operators.numbers)),
         ("one scale for all inputs", listed(operators.share_inputs)),
+        ("fixed ranges", ", ".join(f"{o} {low:g} to {high:g}" for o, (low, high) in operators.ranges.items())),
         *_choices(backend),
         ("reads", ", ".join(backend.formats) or "nothing that Bitwright writes"),
         ("runs here in", ", ".join(backend.runtimes) or "nothing on this machine"),

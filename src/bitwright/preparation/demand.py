@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from torch import fx
 
+from bitwright.backends import Backend
 from bitwright.graph.facts import copy_facts, facts, shape_of
 from bitwright.graph.names import add_internal, module_of, node_name
 from bitwright.graph.walks import first_input
@@ -53,8 +54,8 @@ class Demand:
     tensor, then the recipe.
     """
 
-    def __init__(self, decisions: Decisions, by_hand: set[fx.Node]) -> None:
-        self.decisions = decisions
+    def __init__(self, decisions: Decisions, by_hand: set[fx.Node], backend: Backend) -> None:
+        self.decisions, self.backend = decisions, backend
         self.by_hand = by_hand
         self.edges: list[Edge] = []
         self.floating: dict[fx.Node, set[fx.Node]] = defaultdict(set)  # readers of a tensor that want it float
@@ -173,9 +174,18 @@ class Demand:
         return names
 
     def _add_quantizer(self, region: Region, root: Key, tensor: fx.Node, wish: str) -> str:
-        recipe = self.requests[root].recipe
+        recipe = self._in_fixed_range(root, self.requests[root].recipe)
         label = f"output of {region.named(node_name(tensor))}"
         return add_internal(region.model, "quantizers", wish, make_quantizer(recipe, _fitting(recipe, tensor), label))
+
+    def _in_fixed_range(self, root: Key, recipe: TensorRecipe) -> TensorRecipe:
+        """A recipe with the range that the target fixes for a tensor, unless it shares its scale with others."""
+        decision = self.decisions.get(root[0])
+        ends = None if decision is None else self.backend.operators.ranges.get(decision.kind)
+        if ends is None or any(self.find(key) == root for key in self.parent if key != root):
+            return recipe
+        options = dict(zip(("low", "high"), ends, strict=True))
+        return recipe.model_copy(update={"observer": "FixedRangeObserver", "observer_options": options})
 
     def _readers(self, key: Key, order: dict[fx.Node, int]) -> list[fx.Node]:
         """Who reads a quantized tensor: those that asked, and all others if an integer operator computes it."""

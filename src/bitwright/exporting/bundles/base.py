@@ -27,6 +27,8 @@ from bitwright.graph import Inputs
 if TYPE_CHECKING:
     import onnx
 
+    from bitwright.exporting.bundles.split import Split
+
 BUNDLE = "bitwright.bundle"  # the key, in the metadata of the float model, of its places and checksums
 Texts = dict[str, str]
 
@@ -95,6 +97,18 @@ class BundleFormat(ExportFormat):
     def ranges(self, texts: Texts, contents: Contents) -> list[Range]:
         """Read the texts as the target's tools do, and give every weight and activation its range."""
 
+    def split(self, proto: "onnx.ModelProto", record: ExportRecord) -> "Split":
+        """The float model and the ranges of a Q/DQ model."""
+        from bitwright.exporting.bundles.split import split
+
+        return split(proto, record)
+
+    def join(self, proto: "onnx.ModelProto", ranges: list[Range]) -> "onnx.ModelProto":
+        """The Q/DQ model of a float model and ranges."""
+        from bitwright.exporting.bundles.join import join
+
+        return join(proto, ranges)
+
     def why_not(self, found: Range) -> str | None:
         """Why the format cannot hold a range; None if it can."""
         return None
@@ -108,12 +122,11 @@ class BundleFormat(ExportFormat):
 
     def write(self, deployment: Deployment, inputs: Inputs, target: Path, options: ExportOptions) -> ExportRecord:
         """Write the files of ranges, then the model, which holds their checksums."""
-        from bitwright.exporting.bundles.split import split
         from bitwright.exporting.formats.onnx import build, check_valid
         from bitwright.exporting.onnx.seal import write_recorded
 
         proto, record = build(deployment, inputs, options, self.name)
-        parts = split(proto, record)
+        parts = self.split(proto, record)
         contents = Contents(parts.model, tuple(r.place for r in parts.ranges.values()), parts.ranges)
         self._check(contents)
         texts = self.texts(contents)
@@ -138,7 +151,6 @@ class BundleFormat(ExportFormat):
     def restore(self, file: Any) -> LoadedFile:  # noqa: ANN401
         """The Q/DQ model that the files describe."""
         from bitwright.exporting.bundles.file import BundleFile
-        from bitwright.exporting.bundles.join import join
 
         note = next((e.value for e in file.proto.metadata_props if e.key == BUNDLE), None)
         if note is None:
@@ -149,7 +161,7 @@ class BundleFormat(ExportFormat):
             places = tuple(Place.from_json(p) for p in data["places"])
             sums = [str(data["checksums"][suffix]) for suffix in self.sides]
             texts = {s: _beside(p, file.path, c) for s, p, c in zip(self.sides, beside, sums, strict=True)}
-            joined = join(file.proto, self.checked(texts, Contents(file.proto, places)))
+            joined = self.join(file.proto, self.checked(texts, Contents(file.proto, places)))
         except BitwrightError:
             raise
         except Exception as error:  # what is stored contradicts itself in a way that nobody foresaw

@@ -190,7 +190,7 @@ class _Splitting:
         copies = [onnx.NodeProto.FromString(n.SerializeToString()) for n in kept]
         del graph.node[:]
         graph.node.extend(copies)
-        used = {name for node in copies for name in _read_in(node)} | self.outputs
+        used = {name for node in copies for name in read_in(node)} | self.outputs
         stored = [i for i in graph.initializer if i.name in used]
         stored += [numpy_helper.from_array(v, n) for n, v in self.floats.items() if n in used]
         stored = [onnx.TensorProto.FromString(i.SerializeToString()) for i in stored]
@@ -230,8 +230,8 @@ def _is_floating(kind: np.dtype) -> bool:
     return "float" in kind.name
 
 
-def _read_in(node: onnx.NodeProto) -> Iterator[str]:
+def read_in(node: onnx.NodeProto) -> Iterator[str]:
     """What a node reads, and what is read inside of it."""
     yield from node.input
     for inner in inner_nodes(node):
-        yield from _read_in(inner)
+        yield from read_in(inner)

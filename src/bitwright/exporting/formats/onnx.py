@@ -45,7 +45,7 @@ def build(deployment: Deployment, inputs: Inputs, options: ExportOptions, format
     """The ONNX model of a deployed one, checked, and its record, which is not in it yet."""
     import onnx_ir as ir
 
-    from bitwright.exporting.onnx.cleaning import keep_first_size, separate_weights, transpose_for_each_reader
+    from bitwright.exporting.onnx.cleaning import add_biases, separate_weights, transpose_for_each_reader
     from bitwright.exporting.onnx.ends import name_inputs, name_outputs
     from bitwright.exporting.onnx.half import store_half
     from bitwright.exporting.onnx.names import name_after_model
@@ -55,6 +55,7 @@ def build(deployment: Deployment, inputs: Inputs, options: ExportOptions, format
     from bitwright.exporting.onnx.witness import optimize
 
     twin, origins = deployment.model, deployment.origins
+    digest = fingerprint(twin)  # before the exporter runs it: a counter may go on
     opset = opset_for(twin, options.opset_version, pack=options.pack_weights)
     model = export_program(twin, inputs, opset, options.dynamic_shapes, pack=options.pack_weights)
     with quiet_exporter():
@@ -62,8 +63,9 @@ def build(deployment: Deployment, inputs: Inputs, options: ExportOptions, format
     if any(_is_text(value) for node in model.graph for value in (*node.inputs, *node.outputs)):  # see adaptive.py
         raise ExportError("ONNX has nothing for the indices of an adaptive pool: do without return_indices=True")
     transpose_for_each_reader(model)
-    keep_first_size(model)
-    separate_weights(model)
+    if deployment.apart:
+        add_biases(model)
+        separate_weights(model)
     name = twin.__class__.__name__
     arguments = _arguments(model.graph, list(flat_inputs(twin, inputs)))
     name_inputs(model.graph, options.input_names)
@@ -77,7 +79,7 @@ def build(deployment: Deployment, inputs: Inputs, options: ExportOptions, format
         format=format,
         model=name,
         quantized=deployment.quantized,
-        fingerprint=fingerprint(twin),
+        fingerprint=digest,
         inputs=arguments,
         tensors=tuple(w.entry() for w in witnesses),
         operators=tuple(operators),

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 from bitwright.exporting.deploy import Deployment
 from bitwright.exporting.formats.base import ExportFormat, ExportOptions, LoadedFile, register_format
 from bitwright.exporting.formats.onnx import OnnxFormat, build
+from bitwright.exporting.parts import refuse_tables
 from bitwright.exporting.record import ExportRecord
 from bitwright.graph import Inputs
 
@@ -28,6 +29,7 @@ class QOperatorFormat(ExportFormat):
         from bitwright.exporting.onnx.qoperator import join_quantizers
         from bitwright.exporting.onnx.seal import write_recorded
 
+        refuse_tables(deployment.model, "and integer operators multiply evenly spaced integers only")
         proto, record = build(deployment, inputs, replace(options, unsigned_activations=True), self.name)
         joined = join_quantizers(proto)
         joined.producer_name = proto.producer_name

@@ -86,19 +86,27 @@ class ProgramFile(LoadedFile):
             archive = zipfile.ZipFile(io.BytesIO(content))
             found = {n.rpartition("extra/")[2]: archive.read(n) for n in archive.namelist() if "/extra/" in n}
             intact = RECORD in found and _digest(archive) == found.get(SEAL, b"").decode()
-        except (zipfile.BadZipFile, ValueError, KeyError, OSError) as error:
-            raise VerifyError(f"{str(path)!r} is not a whole program of torch.export: {error}") from error
+        except Exception as error:  # broken archives make zipfile raise errors of many kinds
+            raise _not_whole(path, error) from error
         if RECORD not in found and RECORD.encode() not in content:
             raise VerifyError(f"{str(path)!r} was not written by Bitwright: it has no record of what in it is what")
         if not intact:
             raise VerifyError(f"{str(path)!r} cannot be trusted: it was changed after Bitwright wrote it; export again")
-        record = ExportRecord.from_json(found[RECORD].decode())
-        return cls(path, content, record, json.loads(found[ORIGIN]), {"watch": [], "float": False})
+        try:
+            record, origin = ExportRecord.from_json(found[RECORD].decode()), json.loads(found[ORIGIN])
+            return cls(path, content, record, origin, {"watch": [], "float": False})
+        except (ValueError, KeyError, TypeError) as error:
+            raise _not_whole(path, error) from error
 
     @cached_property
     def program(self) -> Any:  # noqa: ANN401
         """The program."""
-        return load_program(self.content)
+        try:
+            return load_program(self.content)
+        except VerifyError:
+            raise
+        except Exception as error:  # whatever torch says of what is in the archive
+            raise _not_whole(self.path, error) from error
 
     def shipped(self) -> dict[str, bytes]:
         """The archive, and what to do with it."""
@@ -132,6 +140,11 @@ class ProgramFile(LoadedFile):
         """The values of a stored tensor."""
         found = {**self.program.state_dict, **self.program.constants}.get(tensor)
         return None if found is None else found.numpy()
+
+
+def _not_whole(path: Path, error: Exception) -> VerifyError:
+    first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return VerifyError(f"{str(path)!r} is not a whole program of torch.export: {first}")
 
 
 class _Counter(fx.Interpreter):

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from bitwright.errors import ExportError
 from bitwright.exporting.modules import GlobalAveragePool
-from bitwright.exporting.parts import DeployedQuantizer, IntegerTensor, KeepFloat, Part, parts_of
+from bitwright.exporting.parts import DeployedQuantizer, IntegerTensor, KeepFloat, Part, parts_of, refuse_tables
 from bitwright.graph.names import replace_modules
 from bitwright.torch_internals import decomposed_quantizers
 
@@ -21,6 +21,7 @@ _TYPES = {
 
 def lower(model: nn.Module) -> None:
     """Put torch's quantizers in the place of a deployed model's parts."""
+    refuse_tables(model, "and a program of torch has evenly spaced integers only")
     made: dict[Any, nn.Module] = {part: _lowered(name, part) for name, part in parts_of(model)}
     made |= {module: AveragePlanes() for module in model.modules() if isinstance(module, GlobalAveragePool)}
     replace_modules(model, made)

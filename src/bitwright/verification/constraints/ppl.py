@@ -3,18 +3,13 @@
 from collections.abc import Iterator
 
 from bitwright.verification.constraints.base import Finding, register_constraint
-from bitwright.verification.constraints.shared import of_bits, one_scale, output_channels, positive_scales
+from bitwright.verification.constraints.shared import channel_scales, of_bits
 from bitwright.verification.constraints.view import View
 
 _SOURCE = "OpenPPL ppl.nn, quant_param_parser.cc; ppq, ppl exporter"
 
 
-@register_constraint("ppl-scales", source=_SOURCE)
-def scales(view: View) -> Iterator[Finding]:
-    """Computed tensors have one scale; weights have one, or one for each output channel."""
-    yield from positive_scales(view)
-    yield from one_scale(view, "activation")
-    yield from output_channels(view)
+register_constraint("ppl-scales", source=_SOURCE)(channel_scales)
 
 
 @register_constraint("ppl-weights", source=_SOURCE)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from bitwright.verification.constraints.base import Finding, register_constraint
-from bitwright.verification.constraints.shared import of_types, one_scale, output_channels, positive_scales
+from bitwright.verification.constraints.shared import channel_scales, of_types
 from bitwright.verification.constraints.view import View
 
 _SOURCE = "onnx.ai, QLinearConv and com.microsoft QLinearAdd"
@@ -21,12 +21,7 @@ def types(view: View) -> Iterator[Finding]:
     yield from of_types(view, "bias", ("int32",), "int32")
 
 
-@register_constraint("qlinear-scales", source=_SOURCE)
-def scales(view: View) -> Iterator[Finding]:
-    """Computed tensors have one scale; weights have one, or one for each output channel."""
-    yield from positive_scales(view)
-    yield from one_scale(view, "activation")
-    yield from output_channels(view)
+register_constraint("qlinear-scales", source=_SOURCE)(channel_scales)
 
 
 @register_constraint("qlinear-bias", source=_SOURCE)

@@ -61,6 +61,20 @@ def positive_scales(view: View) -> Iterator[Finding]:
             yield Finding(t.name, "has a scale that is not a positive constant", "calibrate the model and export again")
 
 
+def tensor_scales(view: View) -> Iterator[Finding]:
+    """Every tensor has one scale."""
+    yield from positive_scales(view)
+    yield from one_scale(view, "activation")
+    yield from one_scale(view, "weight")
+
+
+def channel_scales(view: View) -> Iterator[Finding]:
+    """Computed tensors have one scale; weights have one, or one for each output channel."""
+    yield from positive_scales(view)
+    yield from one_scale(view, "activation")
+    yield from output_channels(view)
+
+
 def _scales(t: QuantizedTensor) -> str:
     return f"{t.scale.size} scales" if t.block is None else f"a scale for each block of {t.block} values"
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from bitwright.verification.constraints.base import Finding, register_constraint
-from bitwright.verification.constraints.shared import of_types, one_scale, positive_scales, symmetric
+from bitwright.verification.constraints.shared import of_types, symmetric, tensor_scales
 from bitwright.verification.constraints.view import View
 
 _SOURCE = "ModelTC/MQBench, deploy_stpu.py"
@@ -25,12 +25,7 @@ def types(view: View) -> Iterator[Finding]:
     yield from of_types(view, "weight", ("int8",), _SPEC)
 
 
-@register_constraint("stpu-scales", source=_SOURCE)
-def scales(view: View) -> Iterator[Finding]:
-    """Every tensor has one scale."""
-    yield from positive_scales(view)
-    yield from one_scale(view, "activation")
-    yield from one_scale(view, "weight")
+register_constraint("stpu-scales", source=_SOURCE)(tensor_scales)
 
 
 @register_constraint("stpu-concat", source=_SOURCE)
@@ -43,3 +38,15 @@ def concat(view: View) -> Iterator[Finding]:
             if t is not None and not np.array_equal(t.scale, result.scale):
                 problem = f"joins {t.name}, whose range is not that of the result"
                 yield Finding(view.named(node), problem, "let its inputs and its result share one quantizer")
+
+
+@register_constraint("stpu-sigmoid", source=_SOURCE)
+def sigmoid(view: View) -> Iterator[Finding]:
+    """What a Sigmoid makes has the range -1 to 1, or that of a Concat that reads it."""
+    for node in view.operators("Sigmoid"):
+        made = view.made(node)
+        joined = {n.op_type for name in (made.results if made else ()) for n in view.readers.get(name, [])}
+        if made is not None and "Concat" not in joined and not np.allclose(made.scale, 1 / 127, rtol=1e-5):
+            problem = f"makes {made.name} with the scale {float(np.ravel(made.scale)[0]):.6g}, not 1/127"
+            mend = "give it the observer FixedRangeObserver, as the backend does"
+            yield Finding(view.named(node), problem, mend)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from bitwright.verification.constraints.base import Finding, register_constraint
-from bitwright.verification.constraints.shared import of_types, one_scale, positive_scales
+from bitwright.verification.constraints.shared import of_types, tensor_scales
 from bitwright.verification.constraints.view import View
 
 _SOURCE = "OAID/Tengine, tools/quantize"
@@ -17,12 +17,7 @@ def types(view: View) -> Iterator[Finding]:
     yield from of_types(view, "weight", ("uint8",), _SPEC)
 
 
-@register_constraint("tengine-scales", source=_SOURCE)
-def scales(view: View) -> Iterator[Finding]:
-    """Every tensor has one scale."""
-    yield from positive_scales(view)
-    yield from one_scale(view, "activation")
-    yield from one_scale(view, "weight")
+register_constraint("tengine-scales", source=_SOURCE)(tensor_scales)
 
 
 @register_constraint("tengine-names", source=_SOURCE)

@@ -57,7 +57,7 @@ class QuantizedTensor:
 
     @property
     def position(self) -> int | None:
-        """The fix position f of a scale 2**-f; None where the scale is no power of two."""
+        """The fix position f of a scale 2**-f; None where the scale is not a power of two."""
         mantissa, exponent = np.frexp(self.scale.astype(np.float64))
         return int(1 - exponent.reshape(-1)[0]) if self.per_tensor and (mantissa == 0.5).all() else None
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from bitwright.verification.constraints.base import Finding, register_constraint
-from bitwright.verification.constraints.shared import of_types, one_scale, positive_scales, symmetric
+from bitwright.verification.constraints.shared import of_types, symmetric, tensor_scales
 from bitwright.verification.constraints.view import LAYERS, View
 
 _SOURCE = "Xilinx/Vitis-AI, vai_q_pytorch/nndct_shared"
@@ -24,12 +24,7 @@ def types(view: View) -> Iterator[Finding]:
     yield from of_types(view, "weight", ("int8",), _SPEC)
 
 
-@register_constraint("vitis-scales", source=_SOURCE)
-def scales(view: View) -> Iterator[Finding]:
-    """Every tensor has one scale."""
-    yield from positive_scales(view)
-    yield from one_scale(view, "activation")
-    yield from one_scale(view, "weight")
+register_constraint("vitis-scales", source=_SOURCE)(tensor_scales)
 
 
 @register_constraint("vitis-power-of-two", source=_SOURCE)
@@ -37,7 +32,7 @@ def powers_of_two(view: View) -> Iterator[Finding]:
     """Every scale is a power of two, 2**-f for a fix position f: a DPU shifts, it does not multiply."""
     for t in view.tensors:
         if t.per_tensor and t.position is None:
-            problem = f"has the scale {float(t.scale.reshape(())):.6g}, which is no power of two"
+            problem = f"has the scale {float(t.scale.reshape(())):.6g}, not a power of two"
             yield Finding(t.name, problem, f"ask for '{_SPEC}'")
 
 
