@@ -1,9 +1,11 @@
 """Files that are cut, edited or of another model, in every format: refused in words, also if their checksums fit."""
 
 import hashlib
+import io
 import json
 import random
 import shutil
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from bitwright.errors import BitwrightError, VerifyError
 from bitwright.exporting import ExportedFile
 from bitwright.exporting.bundles.base import BUNDLE
 from bitwright.exporting.onnx.seal import write_sealed
+from bitwright.exporting.torch_program.file import _digest as program_digest
 
 BACKENDS = {
     "onnx": "onnxruntime",
@@ -30,6 +33,7 @@ BACKENDS = {
     "vitis": "vitis",
     "tengine": "tengine_u8",
     "stpu": "stpu",
+    "nnie": "nnie",
 }
 MUTATIONS = 30
 Exported = tuple[nn.Module, torch.Tensor, ExportedFile]
@@ -147,3 +151,55 @@ def note_checksum(model: onnx.ModelProto, victim: Path) -> None:
             for suffix in [s for s in note["checksums"] if victim.name.endswith(s)]:
                 note["checksums"][suffix] = hashlib.sha256(victim.read_bytes()).hexdigest()
             entry.value = json.dumps(note)
+
+
+def resealed_ir(path: Path, change: Callable[[bytes], bytes]) -> None:
+    """Change an IR's graph and give it a checksum that fits."""
+    xml, tensors = path.read_bytes(), path.with_suffix(".bin").read_bytes()
+    end = xml.rindex(b"\n<!-- bitwright")
+    xml = change(xml[:end])
+    path.write_bytes(xml + f"\n<!-- bitwright {hashlib.sha256(xml + tensors).hexdigest()} -->\n".encode())
+
+
+def resealed_program(path: Path, randomness: random.Random) -> None:
+    """Change a member of an archive and give it a checksum that fits."""
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    victim = randomness.choice([name for name in members if not name.endswith(("checksum", "serialization_id"))])
+    members[victim] = mutated(members[victim] or bytes(1), randomness)
+    seal = next(name for name in members if name.endswith("bitwright.checksum"))
+    members[seal] = program_digest(zipfile.ZipFile(io.BytesIO(packed(members)))).encode()
+    path.write_bytes(packed(members))
+
+
+def packed(members: dict[str, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, data in members.items():
+            archive.writestr(name, data)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(("format", "name"), [("openvino", "net.xml"), ("torch", "net.pt2"), ("onnx", "net.onnx")])
+def test_random_changes_of_larger_files_raise_only_our_errors(format: str, name: str, tmp_path: Path) -> None:
+    """An OpenVINO IR, a program of torch, and ONNX whose large tensors are beside it."""
+    torch.manual_seed(0)
+    net, x = nn.Sequential(nn.Flatten(), nn.Linear(8, 128)).eval(), torch.randn(2, 2, 2, 2)
+    model = bw.calibrate(bw.prepare(net, x, "openvino"), [x], progress=False)
+    (tmp_path / "good").mkdir()
+    good = bw.export(model, tmp_path / "good" / name, format=format, external_data=True if format == "onnx" else None)
+    randomness = random.Random(format)
+    for attempt in range(12):
+        for path in good.files:
+            shutil.copy(path, tmp_path / path.name)
+        file = tmp_path / name
+        if attempt % 2 and format == "openvino":
+            resealed_ir(file, lambda xml: mutated(xml, randomness))
+        elif attempt % 2 and format == "torch":
+            resealed_program(file, randomness)
+        else:
+            victim = tmp_path / randomness.choice(good.files).name
+            victim.write_bytes(mutated(victim.read_bytes(), randomness))
+            assert outcome(model, file, x) != "proven"
+            continue
+        outcome(model, file, x)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 import bitwright as bw
 from bitwright.errors import ExportError
 from bitwright.quantizer import quantizers
+from tests.crashes import skip_crash_of_older_kernels
 from tests.zoo.random_nets import random_net
 
 RUNTIMES = ["onnxruntime", "openvino"]
@@ -24,6 +25,7 @@ def prove(net: nn.Module, x: Tensor, runtime: str, path: Path) -> None:
         pytest.skip("nothing of this net runs in integers")
     model = bw.calibrate(model, data)
     proof = bw.verify(model, bw.export(model, path), data, runtimes=[runtime], latency=False)
+    skip_crash_of_older_kernels(proof)
     assert proof.ok, (net, proof.missed)
 
 
@@ -119,13 +121,14 @@ def after(step: str, conv: nn.Module) -> nn.Module:
                 "adaptive": lambda: self.last(F.adaptive_max_pool2d(joined, (5, 3)) * 0.5),
                 "divisor": lambda: self.last(joined) + F.avg_pool2d(y, 3, 1, divisor_override=2).mean(),
                 "free sizes": lambda: (self.last(joined), torch.stack([x, x], 2).flatten(1, 2)),
+                "own sizes": lambda: self.last(torch.roll(joined, (1, 2), (2, 3))),
                 "extreme": lambda: self.last(F.leaky_relu(joined.amax(2, keepdim=True)).expand(-1, -1, 4, -1)),
             }[step]()
 
     return Net()
 
 
-@pytest.mark.parametrize("step", ["clamp", "linear", "adaptive", "divisor", "free sizes", "extreme"])
+@pytest.mark.parametrize("step", ["clamp", "linear", "adaptive", "divisor", "free sizes", "own sizes", "extreme"])
 def test_what_openvino_moves_scales_through(step: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     prove(after(step, nn.Conv2d(3, 4, 1)), torch.randn(2, 3, 8, 8), "openvino", tmp_path / "net.onnx")
@@ -142,10 +145,47 @@ def test_padding_that_openvino_gets_wrong(settings: dict[str, int], tmp_path: Pa
     assert ("OpenVINO" in entries[0].reason) == ("padding" in settings)
 
 
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (nn.Conv2d(3, 4, (2, 1), padding="same", dilation=2), (2, 3, 1, 4)),
+        (nn.Conv3d(1, 2, 3, padding=1), (2, 1, 1, 4, 4)),
+        (nn.Conv3d(1, 2, 3, padding="same"), (2, 1, 1, 1, 1)),
+    ],
+)
+def test_padding_that_openvino_misreads(layer: nn.Module, shape: tuple[int, ...], tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    after = nn.Conv2d(4, 3, 1) if len(shape) == 4 else nn.Conv3d(2, 1, 1)
+    net, x = nn.Sequential(nn.LeakyReLU(0.5), layer, after), torch.randn(shape)
+    prove(net, x, "openvino", tmp_path / "net.onnx")
+    reasons = {entry.name: entry.reason for entry in bw.plan(net, None, x, backend="openvino").entries}
+    assert reasons["1"].startswith("OpenVINO convolves")
+
+
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_layers_with_one_weight(runtime: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     prove(Shared(), torch.randn(2, 4, 8, 8), runtime, tmp_path / "net.onnx")
+
+
+@pytest.mark.parametrize("then", [nn.AdaptiveAvgPool1d(1), nn.LayerNorm(6), nn.GroupNorm(1, 1)])
+def test_a_single_channel_without_a_bias(then: nn.Module, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    prove(nn.Sequential(nn.Conv1d(3, 1, 1, bias=False), then), torch.randn(2, 3, 6), "openvino", tmp_path / "net.onnx")
+
+
+class Twice(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([torch.maximum(x, x)] * 2, 1)
+
+
+@pytest.mark.parametrize("what", ["a bias", "sizes"])
+def test_what_openvino_loses_or_refuses(what: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    narrow = [nn.Conv2d(3, 4, 1), nn.ReLU(), nn.ConvTranspose2d(4, 2, 2, 3), nn.Conv2d(2, 2, 1)]
+    pooled = [nn.Linear(6, 5, bias=False), nn.MaxPool3d(3, 2, 1), Twice()]
+    layers, shape = (narrow, (2, 3, 4, 4)) if what == "a bias" else (pooled, (2, 1, 5, 6, 6))
+    prove(nn.Sequential(*layers), torch.randn(shape), "openvino", tmp_path / "net.onnx")
 
 
 @pytest.mark.parametrize("pool", ["avg", "max"])

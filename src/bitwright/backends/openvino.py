@@ -7,7 +7,7 @@ from bitwright.backends.onnxruntime import ONNXRUNTIME
 from bitwright.backends.words import AVERAGE_POOLS, CONVOLUTIONS
 from bitwright.graph.facts import facts, shape_of
 from bitwright.graph.walks import needed_for
-from bitwright.nn.operators.base import Operator, argument, operator_of_module, operator_of_source
+from bitwright.nn.operators.base import Operator, argument, each_dimension, operator_of_module, operator_of_source
 from bitwright.nn.operators.moves import PADS_WITH_OWN_VALUES
 
 
@@ -71,11 +71,18 @@ def _counts_padding(node: fx.Node) -> str | None:
     return "OpenVINO averages padding in float" if padded and counted else None
 
 
+def _averages_wrongly(node: fx.Node) -> str | None:
+    """OpenVINO (2026.4) takes the zero point wrongly into account where a sequence has one channel."""
+    shape = shape_of(node)
+    return "OpenVINO averages a single channel in float" if shape is not None and shape[-2:-1] == (1,) else None
+
+
 def _convolves_wrongly(node: fx.Node) -> str | None:
     """OpenVINO (2026.4) reads what is not there where a window lies in the padding, if the zero point is not 0.
 
-    It takes the zero point wrongly into account, for some sizes, where one channel has several results. It moves the
-    stride of a kernel of size 1 before the padding; in float, the exporter takes the stride afterwards.
+    It takes the zero point wrongly into account, for some sizes, where one channel has several results, and computes
+    other values of a padded volume with one channel and one slice. It moves the stride of a kernel of size 1 before the
+    padding; in float, the exporter takes the stride afterwards.
     """
     module, operator, weight = _module(node), _operator(node), _weight_shape(node)
     shape = shape_of(node.all_input_nodes[0])
@@ -84,26 +91,52 @@ def _convolves_wrongly(node: fx.Node) -> str | None:
     groups = argument(node, module, 6, "groups", 1)
     if 1 < groups < weight[0] and weight[1] == 1:
         return "OpenVINO computes several results of one channel in float"
-    padding = argument(node, module, 4, "padding", 0)
-    if isinstance(padding, str) or getattr(module, "padding_mode", "zeros") != "zeros":
+    if getattr(module, "padding_mode", "zeros") != "zeros":
         return None
-    settings = (padding, argument(node, module, 3, "stride", 1), argument(node, module, 5, "dilation", 1))
-    pads, strides, dilations = ([s] * operator.rank if isinstance(s, int) else list(s) for s in settings)
-    return _pads_convolution_wrongly(list(shape[-operator.rank :]), list(weight[2:]), pads, strides, dilations)
+    kernel, settings = list(weight[2:]), ((3, "stride"), (5, "dilation"))
+    strides, dilations = (each_dimension(argument(node, module, *name, 1), operator.rank) for name in settings)
+    pads = _ends(argument(node, module, 4, "padding", 0), kernel, dilations)
+    sizes, channels = list(shape[-operator.rank :]), shape[-operator.rank - 1]
+    return _pads_convolution_wrongly(sizes, channels, kernel, pads, strides, dilations)
+
+
+def _ends(padding: int | str | tuple[int, ...], kernel: list[int], dilations: list[int]) -> list[tuple[int, int]]:
+    """The padding before and after each dimension, from numbers or torch's words."""
+    if padding == "same":
+        reaches = [dilation * (size - 1) for size, dilation in zip(kernel, dilations, strict=True)]
+        return [(reach // 2, reach - reach // 2) for reach in reaches]
+    return [(pad, pad) for pad in each_dimension(0 if isinstance(padding, str) else padding, len(kernel))]
+
+
+def _transposes_wrongly(node: fx.Node) -> str | None:
+    """OpenVINO (2026.4) loses the bias where some results have no value of the tensor: between narrow kernels."""
+    weight, stride = _weight_shape(node), argument(node, _module(node), 3, "stride", 1)
+    if weight is None:
+        return None
+    strides = each_dimension(stride, len(weight) - 2)
+    narrow = any(size < step for size, step in zip(weight[2:], strides, strict=True))
+    return "OpenVINO transposes convolutions with kernels narrower than their strides in float" if narrow else None
 
 
 def _pads_convolution_wrongly(
-    sizes: list[int], kernel: list[int], pads: list[int], strides: list[int], dilations: list[int]
+    sizes: list[int],
+    channels: int,
+    kernel: list[int],
+    pads: list[tuple[int, int]],
+    strides: list[int],
+    dilations: list[int],
 ) -> str | None:
-    if set(kernel) == {1} and any(p and s > 1 for p, s in zip(pads, strides, strict=True)):
+    if len(sizes) == 3 and channels == 1 and sizes[0] == 1 and any(pads[0]):
+        return "OpenVINO convolves a padded single channel of depth 1 in float"
+    if set(kernel) == {1} and any(any(p) and s > 1 for p, s in zip(pads, strides, strict=True)):
         return "OpenVINO moves the stride of kernels of size 1 before their padding"
     places = zip(sizes, kernel, pads, strides, dilations, strict=True)
     return "OpenVINO convolves windows of nothing but padding in float" if any(_misses(*p) for p in places) else None
 
 
-def _misses(size: int, kernel: int, padding: int, stride: int, dilation: int) -> bool:
+def _misses(size: int, kernel: int, padding: tuple[int, int], stride: int, dilation: int) -> bool:
     """Whether a window along one dimension has none of the tensor's values."""
-    first = range(-padding, size + padding - dilation * (kernel - 1), stride)
+    first = range(-padding[0], size + padding[1] - dilation * (kernel - 1), stride)
     return any(all(not 0 <= at + dilation * tap < size for tap in range(kernel)) for at in first)
 
 
@@ -127,12 +160,15 @@ OPENVINO = register_backend(
             "conditions": {
                 "cat": _joins_wrongly,
                 "conv?d": _convolves_wrongly,
+                "conv_transpose?d": _transposes_wrongly,
                 "add": _adds_a_constant,
                 "pad": _pads_wrongly,
                 "avg_pool?d": _counts_padding,
+                "adaptive_avg_pool1d": _averages_wrongly,
             },
             "share_inputs": ("cat",),
             "float_apart": True,
+            "dynamic_lstm": False,
             "reasons": {
                 "batch_norm": "no convolution or linear layer before it to fold into",
                 "mul": "OpenVINO fuses it with its neighbours in float",

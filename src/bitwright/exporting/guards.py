@@ -33,7 +33,8 @@ def guard(model: CapturedModel, modules: Modules, *, apart: bool = False) -> Non
     Args:
         model: the deployed graph.
         modules: its modules by name.
-        apart: keep all that stays float apart from quantized tensors and from constants, as OpenVINO needs it.
+        apart: keep OpenVINO from computing other values, and all that stays float apart from quantized tensors and
+            from constants.
     """
     for node in list(model.graph.nodes):
         decision = decision_on(node)
@@ -41,7 +42,7 @@ def guard(model: CapturedModel, modules: Modules, *, apart: bool = False) -> Non
             for source in node.all_input_nodes:
                 if facts(source).tensor is not None:
                     _guard(model, source, [node])
-        elif any(wrong(node, modules) for wrong in _WRONG_AFTER):
+        elif apart and any(wrong(node, modules) for wrong in _WRONG_AFTER):
             _guard(model, node, list(node.users))
         elif _is_float_layer(node, modules) and _becomes_quantized(node, modules):
             for source in [each for each in node.all_input_nodes if _is_quantized(each, modules)]:
@@ -56,7 +57,8 @@ def _mixed(model: CapturedModel, modules: Modules) -> list[tuple[fx.Node, list[f
     OpenVINO (2026.4) moves the scale of a quantized tensor through what reads it, and rounds the limits of a clamp to
     its steps. It takes any product with a constant for a scale: it moves that through selections, which it then
     refuses, and into the weight of the layer before, also where other calls share the weight. It quantizes the parts of
-    what is joined, each channel with a scale of its own, and refuses linear layers that read that.
+    what is joined, each channel with a scale of its own, and refuses linear layers that read that. It moves the scales
+    of a linear layer's results through a pool, and refuses the sizes.
     """
     tensors = [node for node in model.graph.nodes if facts(node).tensor is not None]
     return [(tensor, readers) for tensor in tensors if (readers := list(_misled(tensor, modules)))]
@@ -74,6 +76,7 @@ def _misled(tensor: fx.Node, modules: Modules) -> Iterator[fx.Node]:
             wrong = decision_on(user) is not None
         else:
             wrong = (scaled and _stays_float(user, modules)) or (layer and _has_constants(user, modules))
+            wrong = wrong or (_is_linear(tensor) and _is_pool(user, modules))
         if wrong:
             yield user
 
@@ -86,6 +89,11 @@ def _is_integer(node: fx.Node) -> bool:
 def _is_linear(node: fx.Node) -> bool:
     decision = decision_on(node)
     return decision is not None and decision.kind == "linear"
+
+
+def _is_pool(node: fx.Node, modules: Modules) -> bool:
+    operator = operator_of(node, modules)
+    return operator is not None and operator.pool
 
 
 def _is_joined(node: fx.Node, modules: Modules) -> bool:
@@ -164,10 +172,11 @@ def _joins(node: fx.Node, modules: Modules) -> bool:
 def _scaled_twice(node: fx.Node, modules: Modules) -> bool:
     """Whether OpenVINO (2026.4) would apply a layer's scale twice: a convolution without bias that two read.
 
-    Calls of one layer on one tensor are one in the file.
+    Calls of one layer on one tensor are one in the file. OpenVINO makes several operators of some, such as a norm.
     """
     module = _module(node, modules)
-    if sum(_reads(user, twin) for twin in _same_calls(node) for user in twin.users) < 2:
+    readers = [(user, twin) for twin in _same_calls(node) for user in twin.users]
+    if sum(_reads(*reader) for reader in readers) < 2 and all(_reads_once(user, modules) for user, _ in readers):
         return False
     if isinstance(module, DeployedFunction):
         weight = module.stored.weight
@@ -183,6 +192,14 @@ def _reads(user: fx.Node, tensor: fx.Node) -> int:
     found: list[fx.Node] = []
     fx.map_arg((user.args, user.kwargs), found.append)
     return found.count(tensor)
+
+
+def _reads_once(user: fx.Node, modules: Modules) -> bool:
+    """Whether a reader is surely a single operator in OpenVINO: a quantizer, a limit, or a result of the graph."""
+    operator, module = operator_of(user, modules), _module(user, modules)
+    if operator is not None:
+        return operator.limits_of(user, module) is not None
+    return user.op == "output" or isinstance(module, TensorQuantizer)
 
 
 def _same_calls(node: fx.Node) -> list[fx.Node]:

@@ -86,8 +86,11 @@ class IrFile(LoadedFile):
             ends = {"inputs": model.inputs, "outputs": model.outputs}
             names = {key: [_name(port) for port in ports] for key, ports in ends.items()}
             return cls(path, model, None, {**names, "nodes": []}, size)
-        record = ExportRecord.from_json(str(model.get_rt_info([OWNER, RECORD]).value))
-        return cls(path, model, record, json.loads(str(model.get_rt_info([OWNER, ORIGIN]).value)), size)
+        try:
+            record = ExportRecord.from_json(str(model.get_rt_info([OWNER, RECORD]).value))
+            return cls(path, model, record, json.loads(str(model.get_rt_info([OWNER, ORIGIN]).value)), size)
+        except (ValueError, KeyError, TypeError, RuntimeError) as error:
+            raise VerifyError(f"{str(path)!r} has a record that cannot be read ({error}); export again") from error
 
     def shipped(self) -> dict[str, bytes]:
         """The graph and its tensors."""

@@ -6,7 +6,7 @@ with the reason.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -74,7 +74,8 @@ class Watcher:
     ) -> None:
         self.runtime, self.file, self.feeds, self.results = runtime, file, feeds, results
         self.nodes, self.executed = file.nodes(), executed
-        self.fused = _fused(self.nodes, self.executed)
+        self.named = _as_named(self.nodes, file.inputs, file.outputs)
+        self.fused = _fused(self.named, self.executed)
         self.tries = 0
 
     def watch(self, tensors: Sequence[str]) -> Watch:
@@ -85,7 +86,7 @@ class Watcher:
         whole, same = self._try(wanted)
         if same:
             return Watch([whole])
-        overwritten = _overwritten(self.nodes, self.executed)
+        overwritten = _overwritten(self.named, self.executed)
         views = self._transparent([t for t in wanted if t not in self.fused and t not in overwritten])
         views += [view for t in wanted if t in overwritten for view in self._beginning(t)]
         if not views:
@@ -131,7 +132,7 @@ class Watcher:
 
     def _fuses(self, file: LoadedFile, tensors: Iterable[str]) -> bool:
         """Whether just these tensors are unrounded in a file: what was not rounded must not be rounded now."""
-        return set(_fused(self.nodes, self.runtime.profile(file, self.feeds))) == set(tensors)
+        return set(_fused(self.named, self.runtime.profile(file, self.feeds))) == set(tensors)
 
 
 def _same(expected: np.ndarray, seen: np.ndarray | None) -> bool:
@@ -142,11 +143,28 @@ def _same(expected: np.ndarray, seen: np.ndarray | None) -> bool:
     return not gap.numel() or float(gap.max()) <= _SAME * magnitude(ours)
 
 
+def _as_named(nodes: list[FileNode], inputs: Iterable[str], outputs: Iterable[str]) -> list[FileNode]:
+    """The nodes as OpenVINO's names tell of them.
+
+    A sum that adds a stored bias to a convolution's result is part of that, and a quantizer whose values are a result
+    goes by the name of what dequantizes them.
+    """
+    computed, convolved, results, kept = set(inputs), set[str](), set(outputs), list[FileNode]()
+    for node in nodes:
+        computed.update(node.outputs if computed.intersection(node.inputs) else ())
+        convolved.update(node.outputs if node.type == "Conv" else ())
+        if node.type == "Add" and convolved.intersection(node.inputs) and not computed.issuperset(node.inputs):
+            continue
+        given = node.type == "DequantizeLinear" and results.intersection(node.outputs)
+        kept.append(replace(node, type="QuantizeLinear") if given else node)
+    return kept
+
+
 def _fused(nodes: list[FileNode], executed: list[Executed]) -> dict[str, str]:
     """The integers that a convolution makes on the way to its result without rounding, with what it computes.
 
-    OpenVINO rounds where it joins a quantizer with others, but for one case: a convolution that is quantized, added to
-    another tensor, and quantized again.
+    OpenVINO rounds where it joins a quantizer with others, but for one case: a convolution that adds another tensor
+    to its quantized result itself, and quantizes it again.
     """
     found = {}
     for members in _members(nodes, executed):
@@ -168,9 +186,9 @@ def _overwritten(nodes: list[FileNode], executed: list[Executed]) -> set[str]:
 
 
 def _members(nodes: list[FileNode], executed: list[Executed]) -> Iterator[list[FileNode]]:
-    """The file's nodes that each executed operator computes, in their order, without those that dequantize."""
+    """The file's nodes that each executed convolution computes, in their order, without those that dequantize."""
     order = {node.name: i for i, node in enumerate(nodes)}
-    for operator in executed:
+    for operator in (each for each in executed if each.runs_as.startswith("Convolution")):
         inside = [nodes[i] for i in sorted(order[n] for n in operator.nodes if n in order)]
         if members := [node for node in inside if node.type != "DequantizeLinear"]:
             yield members

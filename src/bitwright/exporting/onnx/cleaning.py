@@ -3,9 +3,9 @@
 from typing import Any
 
 import onnx_ir as ir
-import onnx_ir.passes.common as passes
 
-_LAYERS = {"Conv", "ConvTranspose", "MatMul", "Gemm"}
+_CONVOLUTIONS = {"Conv", "ConvTranspose"}
+_LAYERS = _CONVOLUTIONS | {"MatMul", "Gemm"}
 
 
 def transpose_for_each_reader(model: Any) -> None:  # noqa: ANN401
@@ -21,33 +21,25 @@ def transpose_for_each_reader(model: Any) -> None:  # noqa: ANN401
             user.replace_input_with(position, own.outputs[0])
 
 
-def keep_first_size(model: Any) -> None:  # noqa: ANN401
-    """Say "as it is" (0) where a reshape keeps a free first size, in place of the size that the exporter computes.
+def add_biases(model: Any) -> None:  # noqa: ANN401
+    """Add the biases of convolutions after them in a graph that computes sizes.
 
-    With more free sizes, OpenVINO (2026.4) loses the biases of convolutions elsewhere in such a file.
+    OpenVINO (2026.4) asks each convolution with a bias for its rank, and then takes sizes from there that others have,
+    too, from before the bias is added; where a convolution has such a second reader, it loses the bias.
     """
-    for node in [n for n in model.graph if n.op_type == "Reshape" and _keeps_first_size(n)]:
-        sizes = node.inputs[1].producer()
-        notes = dict(node.metadata_props)
-        zero = ir.node("Constant", [], {"value_ints": [0]}, metadata_props=notes)
-        own = ir.node("Concat", [zero.outputs[0], *sizes.inputs[1:]], {"axis": 0}, metadata_props=notes)
-        for made in (zero, own):
-            made.outputs[0].dtype = ir.DataType.INT64
-            model.graph.insert_before(node, made)
-        node.replace_input_with(1, own.outputs[0])
-        node.attributes.pop("allowzero", None)
-    passes.RemoveUnusedNodesPass()(model)
-
-
-def _keeps_first_size(node: Any) -> bool:  # noqa: ANN401
-    before, after = (value.shape or (None,) for value in (node.inputs[0], node.outputs[0]))
-    sizes = node.inputs[1].producer()
-    if before[0] != after[0] or not isinstance(after[0], ir.SymbolicDim):
-        return False
-    if sizes is None or sizes.op_type != "Concat" or len(sizes.inputs) != len(after):  # one input for each size
-        return False
-    known = [value.const_value.numpy() for value in sizes.inputs if value.const_value is not None]
-    return all(size.all() for size in known)  # a size of 0 would be taken for "as it is", too
+    if not any(node.op_type == "Shape" for node in model.graph):
+        return
+    for node in [n for n in model.graph if n.op_type in _CONVOLUTIONS and len(n.inputs) > 2]:
+        bias, result = node.inputs[2], node.outputs[0]
+        places = ir.tensor(list(range(1, len(result.shape) - 1)))  # (channels, 1, 1)
+        axes = ir.node("Constant", [], {"value": places}, metadata_props=dict(node.metadata_props))
+        spread = ir.node("Unsqueeze", [bias, axes.outputs[0]], metadata_props=dict(node.metadata_props))
+        total = ir.node("Add", [result, spread.outputs[0]], metadata_props=dict(node.metadata_props))
+        total.outputs[0].shape, total.outputs[0].type = result.shape, result.type
+        node.resize_inputs(2)
+        ir.convenience.replace_all_uses_with(result, total.outputs[0], replace_graph_outputs=True)
+        total.replace_input_with(0, result)
+        model.graph.insert_after(node, [axes, spread, total])
 
 
 def separate_weights(model: Any) -> None:  # noqa: ANN401

@@ -64,7 +64,8 @@ class OpenVino(Runtime):
             request.infer(dict(feeds))
             for c in request.get_profiling_info() if run else ():
                 times[c.node_name] = min(times.get(c.node_name, math.inf), c.real_time.total_seconds() * 1e6)
-        owners = {name: node.name for node in file.nodes() for name in (*node.outputs, node.name)}
+        nodes = file.nodes()
+        owners = {name: node.name for node in nodes for name in node.outputs} | {node.name: node.name for node in nodes}
         found = []
         for node in compiled.get_runtime_model().get_ordered_ops():
             info = node.get_rt_info()
