@@ -19,7 +19,7 @@ class Net(nn.Module):
     def forward(self, x):
         x = self.stem(x)
         x = torch.relu(x + self.body(x))
-        return self.head(x.mean((2, 3)))
+        return self.head(x.mean((2, 3), dtype=torch.float32))
 
 
 class Untraceable(nn.Module):

@@ -185,3 +185,15 @@ def test_the_data_beside_is_part_of_the_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"net.onnx.data.* exists already"):
         bw.export(model, file, external_data=True, overwrite=False)
     assert beside.read_bytes() == b"mine"
+
+
+def test_a_file_written_again_in_one_piece_leaves_no_tensors_behind(tmp_path: Path) -> None:
+    model, data = prepared()
+    file = bw.export(model, tmp_path / "net.onnx", external_data=True)
+    assert [f.name for f in file.files] == ["net.onnx", "net.onnx.data"]
+    file = bw.export(model, tmp_path / "net.onnx")
+    assert [f.name for f in tmp_path.iterdir()] == ["net.onnx"]
+    assert bw.verify(model, file, data, latency=False).ok
+    (tmp_path / "net.onnx.data").write_bytes(b"not ours")  # nothing refers to it
+    bw.export(model, tmp_path / "net.onnx")
+    assert (tmp_path / "net.onnx.data").read_bytes() == b"not ours"

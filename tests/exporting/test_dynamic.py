@@ -81,14 +81,40 @@ def test_what_the_model_leaves_free_is_free_in_the_file(name: str, tmp_path: Pat
     assert proof.ok, proof.missed
 
 
-def test_a_size_that_the_file_cannot_leave_free_is_fixed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    net = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.MaxPool2d(2, ceil_mode=True))
+NEEDS_A_SIZE: dict[str, tuple[nn.Module, str]] = {
+    "largest": (nn.MaxPool2d(2, ceil_mode=True), "a pool with ceil_mode"),
+    "average": (nn.AvgPool2d(2, ceil_mode=True), "a pool with ceil_mode"),
+    "along one dimension": (nn.Sequential(nn.Flatten(2), nn.AvgPool1d(2, ceil_mode=True)), "a pool with ceil_mode"),
+    "adaptive": (nn.AdaptiveAvgPool2d(3), "an adaptive pool"),
+    "nearest": (nn.Upsample(scale_factor=1.3), "interpolation by such a factor"),
+    "adaptive largest": (nn.AdaptiveMaxPool2d((3, 1)), "an adaptive pool"),
+}
+
+
+@pytest.mark.parametrize("name", NEEDS_A_SIZE)
+def test_a_size_that_the_file_cannot_leave_free_is_fixed(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is known before the model is exported, which happens once."""
+    pool, words = NEEDS_A_SIZE[name]
     x = torch.randn(2, 3, 7, 7)
-    model = bw.calibrate(bw.prepare(net.eval(), x), [x])
+    net = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), pool).eval()
+    model = bw.calibrate(bw.prepare(net, x), [x])
+    exports: list[Any] = []
+    export = torch.onnx.export
+    monkeypatch.setattr(torch.onnx, "export", lambda *args, **more: exports.append(args) or export(*args, **more))
     with caplog.at_level(logging.INFO, "bitwright"):
         file = bw.export(model, tmp_path / "net.onnx")
     assert sizes(file.path) == [["batch", 3, 7, 7]]
-    assert "not exported with sizes of 7 free: ValueError: a pool with ceil_mode needs a fixed size" in caplog.text
+    assert f"sizes of 7 are not free: {words} needs a fixed size" in caplog.text
+    assert len(exports) == 1
+
+
+@pytest.mark.parametrize("pool", [nn.MaxPool2d(2), nn.AvgPool2d(3, 1, ceil_mode=True), nn.AdaptiveAvgPool2d(1)])
+def test_a_pool_that_needs_no_size_leaves_it_free(pool: nn.Module, tmp_path: Path) -> None:
+    x = torch.randn(2, 3, 8, 8)
+    model = bw.calibrate(bw.prepare(nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), pool).eval(), x), [x])
+    assert sizes(bw.export(model, tmp_path / "net.onnx").path) == [["batch", 3, "input_2", "input_3"]]
 
 
 def test_shapes_as_torch_has_them(tmp_path: Path) -> None:

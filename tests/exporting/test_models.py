@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import bitwright as bw
+from bitwright.errors import ExportError
 
 
 class Cache:
@@ -126,3 +127,31 @@ def test_caches_that_are_empty_at_first_are_proven(tmp_path, runtime):
     proof = bw.verify(model, bw.export(model, tmp_path / "m.onnx"), [x], runtimes=[runtime], latency=False)
     assert proof.ok, proof.missed
     assert sum(node.target is torch.cat for node in model.graph.nodes) == 1
+
+
+class Stateful(nn.Module):
+    """Counts its calls, and may add the count to its result."""
+
+    def __init__(self, read: bool) -> None:
+        super().__init__()
+        self.fc, self.read = nn.Linear(4, 4), read
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return self.fc(x) + self.calls if self.read else self.fc(x)
+
+
+@pytest.mark.parametrize("read", [False, True])
+def test_state_is_refused_where_results_depend_on_it(tmp_path: Path, read: bool) -> None:
+    x = torch.randn(2, 4, generator=torch.Generator().manual_seed(0))
+    model = bw.prepare(Stateful(read).eval(), (x,), backend="onnxruntime")
+    bw.calibrate(model, [x])
+    file = tmp_path / "state.onnx"
+    if read:
+        with pytest.raises(ExportError, match=r"^the model changes its buffer 'calls' whenever it runs"):
+            bw.export(model, file)
+        assert not file.exists()
+    else:
+        bw.export(model, file)
+        assert bw.verify(model, file, [x], latency=False).ok

@@ -144,3 +144,20 @@ def test_scales_and_limits_are_applied_once_and_along_their_axis(net: type, back
 def test_attention_of_any_rank_is_in_the_file(backend: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     prove(Attentions(), torch.randn(2, 6, 8), backend, tmp_path / "net.onnx")
+
+
+@pytest.mark.parametrize("approximate", ["none", "tanh"])
+def test_gelu_is_torchs_and_one_operator_of_onnxruntime(approximate, tmp_path):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(8, 16), nn.GELU(approximate), nn.Linear(16, 4)).eval()
+    x = 3 * torch.randn(2, 5, 8)
+    model = bw.calibrate(bw.prepare(net, x, "onnxruntime"), [x])
+    plain = bw.export(model, tmp_path / "float.onnx", quantized=False)
+    with torch.no_grad():
+        assert float((bw.run_file(plain)(x) - net(x)).abs().max()) < 1e-6
+    file = bw.export(model, tmp_path / "net.onnx")
+    proof = bw.verify(model, file, [x], latency=False)
+    assert proof.ok, proof.missed
+    runs = {o.runs_as for o in proof.runtimes["onnxruntime"].operators}
+    assert ("Erf" in runs) is False
+    assert bool(runs & {"Gelu", "BiasGelu"}) or approximate == "tanh"

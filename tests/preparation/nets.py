@@ -60,7 +60,7 @@ class Small(nn.Module):
 
     def forward(self, x):
         x = self.block(x)
-        return self.fc((self.other(x) + x).mean((2, 3)))
+        return self.fc((self.other(x) + x).mean((2, 3), dtype=torch.float32))
 
 
 def specs(model):

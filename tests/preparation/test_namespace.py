@@ -65,7 +65,7 @@ def test_modules_named_like_ours(name, nested, tmp_path):
     first, reference = exported(plain, tmp_path)
     prepared, graph = exported(model, tmp_path)
     assert operators(graph) == operators(reference)
-    assert operators(graph).count("QuantizeLinear") == 5
+    assert operators(graph).count("QuantizeLinear") == 6
     torch.testing.assert_close(prepared(X), first(X), rtol=0, atol=0)
     assert bw.verify(prepared, tmp_path / "m.onnx", [X]).ok
     assert isinstance(prepared.get_submodule(name if not nested else f"holder.{name}"), nn.Conv2d)

@@ -63,12 +63,15 @@ def test_a_model_that_was_not_prepared():
 def test_auto_weights_have_the_bits_that_the_cpu_multiplies_safely(
     backend: str, vnni: bool, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bitwright.preparation.resolve.has_vnni", lambda: vnni)
-    model = bw.prepare(Small().eval(), image(), backend, weight="auto")
-    specs = {str(site.quantizer.spec) for site in weight_sites(model)}
-    assert specs == {f"{expected} symmetric narrow channel:0"}
+    for here, weight in ((vnni, "auto"), (not vnni, "auto:vnni" if vnni else "auto:avx2")):  # this CPU, or one said
+        monkeypatch.setattr("bitwright.cpu.has_vnni", lambda here=here: here)
+        model = bw.prepare(Small().eval(), image(), backend, weight=weight)
+        specs = {str(site.quantizer.spec) for site in weight_sites(model)}
+        assert specs == {f"{expected} symmetric narrow channel:0"}
 
 
 def test_auto_weights_are_for_cpus() -> None:
     with pytest.raises(ConfigError, match="weight='auto' is for backends whose weights depend on the CPU"):
         bw.prepare(Small().eval(), image(), "tensorrt", weight="auto")
+    with pytest.raises(UnknownNameError, match=r"no kind of CPU is called 'vnn'.*'vnni'"):
+        bw.prepare(Small().eval(), image(), "openvino", weight="auto:vnn")

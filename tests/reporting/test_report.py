@@ -169,7 +169,11 @@ def test_table_has_what_analyze_found(model, tmp_path):
         *("#", "Layer", "Operator", "Computes", "Output SQNR", "Clipped", "Output range", "Output", "Input"),
         *("Weight SQNR", "Weight"),
     ]
-    assert page.column("Layer") == [s.name for s in stats] == ["x", "conv", "relu", "mean", "gelu", "fc"]
+    assert (
+        page.column("Layer")
+        == [s.name for s in stats]
+        == ["x", "conv", "relu", "adaptive_avg_pool2d", "flatten", "gelu", "fc"]
+    )
     assert page.column("Output SQNR") == [f"{s.output.sqnr:.1f} dB" for s in stats]
     conv = next(s for s in stats if s.name == "conv")
     row = page.rows[1 + page.column("Layer").index("conv")]
@@ -184,7 +188,7 @@ def test_table_has_what_analyze_found(model, tmp_path):
         f"{conv.weight.sqnr:.1f} dB",
         "int7symmetric narrow channel:0",
     ]
-    assert source.count('class="histogram"') == 5  # outputs of x, conv and fc, weights of conv and fc
+    assert source.count('class="histogram"') == 6  # outputs of x, conv, the pool and fc, weights of conv and fc
     assert text.interval(conv.output.range) in page.text
     assert source == page_of(model, None, tmp_path, batches=[BATCH, 2 * BATCH])[1]
 

@@ -48,6 +48,8 @@ class Backend(Strict):
         """The schedules that are on or off for this target unless the recipe names them."""
         chosen = {} if self.folding.batchnorm else {"fold_batchnorm": False}
         chosen |= {} if self.folding.constants else {"fold_scale": False, "fold_before": False}
+        pools = "adaptive_avg_pool2d" in self.operators.integer and "mean" not in self.operators.integer
+        chosen |= {"mean_to_pool": True} if pools else {}
         return chosen | ({"decompose_attention": True} if self.operators.split_attention else {})
 
     @classmethod

@@ -1,7 +1,9 @@
 """Free sizes of inputs: those that the model takes in other values, or those that the user names."""
 
+import logging
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -11,22 +13,36 @@ from bitwright.errors import ConfigError, suggest
 from bitwright.graph import Inputs
 from bitwright.graph.inputs import bind_inputs, flat_inputs
 
+_log = logging.getLogger("bitwright.exporting")
 BATCH = "batch"
 Size = int | str
 Names = dict[tuple[str, int], str]  # what users call the size of an argument along an axis
+
+
+FixedSizes = Callable[[], AbstractContextManager[list[Any]]]
+
+
+def _nothing() -> AbstractContextManager[list[Any]]:
+    return nullcontext([])
 
 
 class Sizes:
     """The sizes of a model's inputs, of at least two samples: the exporter takes a size of one for a constant.
 
     What is equal is one size, wherever inputs have it; the batch size is one of its own.
+
+    Args:
+        twin: the deployed model.
+        inputs: to export with.
+        fixed: while the model runs, lists what a file must know as numbers, with the reasons.
     """
 
-    def __init__(self, twin: nn.Module, inputs: Inputs) -> None:
+    def __init__(self, twin: nn.Module, inputs: Inputs, fixed: FixedSizes = _nothing) -> None:
         def double(x: Tensor) -> Tensor:
             return torch.cat([x, x]) if x.ndim and x.shape[0] == 1 else x
 
-        self.twin = twin
+        self.twin, self.fixed = twin, fixed
+        self.needed: list[Any] | None = None
         self.inputs = Inputs(_map(inputs.args, double), _map(inputs.kwargs, double))
         self.tensors = list(flat_inputs(twin, self.inputs).values())
         self.batch = next((t.shape[0] for t in self.tensors if t.ndim), 0)
@@ -58,11 +74,21 @@ class Sizes:
             return x
 
         try:
-            with torch.no_grad():
-                self.twin(*_map(self.inputs.args, resize), **_map(self.inputs.kwargs, resize))
+            if self.needed is None:
+                self.needed = self._run(lambda x: x)
+            needed = self._run(resize)
         except Exception:  # whatever the model or its guards say: it takes no other
             return False
-        return True
+        changed = next((now for now, then in zip(needed, self.needed, strict=False) if now != then), None)
+        if changed is not None:
+            _log.info("sizes of %s are not free: %s", size, changed[0])
+        return changed is None
+
+    def _run(self, resize: Callable[[Tensor], Tensor]) -> list[Any]:
+        """Run the model; return what a file must know as numbers."""
+        with torch.no_grad(), self.fixed() as needed:
+            self.twin(*_map(self.inputs.args, resize), **_map(self.inputs.kwargs, resize))
+        return needed
 
 
 class WishedSizes:

@@ -24,7 +24,7 @@ from torch import Tensor, fx, nn
 
 from bitwright.exporting.modules import Call, DeployedFunction, DeployedLayer
 from bitwright.exporting.parts import IntegerTensor
-from bitwright.nn.operators.base import argument
+from bitwright.nn.operators.base import argument, each_dimension
 from bitwright.simulation.arithmetic import GLOBAL_AVERAGE_POOL, Arithmetic, Operation, register_arithmetic
 from bitwright.simulation.grid import Grid, Quantized, weight_integers
 
@@ -188,13 +188,8 @@ def _pool_settings(
     if not isinstance(module, Call):
         kernel_size, stride, padding = module.kernel_size, module.stride, module.padding
         count_include_pad = module.count_include_pad
-    kernel = _each(kernel_size, rank)
-    return kernel, _each(stride, rank) if stride else kernel, _each(padding, rank), count_include_pad
-
-
-def _each(sizes: Any, rank: int) -> list[int]:  # noqa: ANN401
-    listed = list(sizes) if isinstance(sizes, Sequence) else [sizes]
-    return listed * rank if len(listed) == 1 else listed
+    kernel = each_dimension(kernel_size, rank)
+    return kernel, each_dimension(stride, rank) if stride else kernel, each_dimension(padding, rank), count_include_pad
 
 
 def _window_sum(x: Tensor, kernel: list[int], stride: list[int]) -> Tensor:

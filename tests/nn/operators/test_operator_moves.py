@@ -76,10 +76,10 @@ for i, f in enumerate(
 
 for operator, functions in {
     "mean": [
-        lambda x: x.mean((2, 3)),
-        lambda x: x.mean(dim=(-1, -2), keepdim=True),
+        lambda x: x.mean((1, 3)),
+        lambda x: x.mean(dim=(-1, -3), keepdim=True),
         lambda x: torch.mean(x, 1),
-        lambda x: torch.mean(x, dim=[2, 3], keepdim=True),
+        lambda x: torch.mean(x, dim=[2, 3], keepdim=True, dtype=torch.float32),
         lambda x: x.mean(),
     ],
     "sum": [

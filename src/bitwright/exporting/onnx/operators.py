@@ -24,9 +24,11 @@ from onnxscript.function_libs.torch_lib.ops.core import (
     aten_split,
     aten_split_with_sizes,
 )
-from onnxscript.function_libs.torch_lib.ops.nn import aten_pad, aten_scaled_dot_product_attention
+from onnxscript.function_libs.torch_lib.ops.nn import aten_gelu, aten_pad, aten_scaled_dot_product_attention
 
 from bitwright.exporting.onnx.adaptive import adaptive_translations
+from bitwright.exporting.onnx.nearest import nearest_translations
+from bitwright.nn.operators.base import each_dimension
 
 Translation = Callable[..., Any]
 _FAR = 2**62
@@ -42,7 +44,9 @@ def operator_translations(op: Any) -> dict[Translation, Translation]:  # noqa: A
     aten = torch.ops.aten
     table: dict[Translation, Translation] = {
         **adaptive_translations(op),
+        **nearest_translations(op),
         aten.pad.default: pad,
+        aten.gelu.default: _gelu(op),
         aten.scaled_dot_product_attention.default: _attention(op),
         aten.conv1d.default: _conv(op, 1, aten_conv1d),
         aten.conv2d.default: _conv(op, 2, aten_conv2d),
@@ -60,6 +64,18 @@ def operator_translations(op: Any) -> dict[Translation, Translation]:  # noqa: A
     return table
 
 
+def _gelu(op: Any) -> Translation:  # noqa: ANN401
+    """Halve x · (1 + erf(x / √2)) at the end: in this order runtimes make one operator of it and the bias before it."""
+
+    def gelu(x: Any, approximate: str = "none") -> Any:  # noqa: ANN401
+        if approximate != "none":
+            return aten_gelu(x, approximate)
+        root, one, half = (op.CastLike(op.Constant(value_float=v), x) for v in (math.sqrt(2), 1.0, 0.5))
+        return op.Mul(op.Mul(x, op.Add(op.Erf(op.Div(x, root)), one)), half)
+
+    return gelu
+
+
 def _conv(op: Any, rank: int, otherwise: Translation) -> Translation:  # noqa: ANN401
     """Take the stride of a float kernel of size 1 after its padding: OpenVINO takes it before."""
 
@@ -72,8 +88,8 @@ def _conv(op: Any, rank: int, otherwise: Translation) -> Translation:  # noqa: A
         dilation: Sequence[int] = (1,),
         groups: int = 1,
     ) -> Any:  # noqa: ANN401
-        steps, pads = _each(stride, rank), _each(padding, rank)
-        settings = {"padding": pads, "dilation": _each(dilation, rank), "groups": groups}
+        steps, pads = each_dimension(stride, rank), each_dimension(padding, rank)
+        settings = {"padding": pads, "dilation": each_dimension(dilation, rank), "groups": groups}
         points = all(size == 1 for size in weight.shape[2:])
         stored = weight.producer() is not None and weight.producer().op_type == "DequantizeLinear"
         if stored or not points or not any(step > 1 and pad for step, pad in zip(steps, pads, strict=True)):
@@ -185,7 +201,7 @@ class _Windows:
 
     def __init__(self, x: Any, rank: int, *settings: Any) -> None:  # noqa: ANN401
         *places, self.ceil_mode = settings
-        self.kernel, stride, self.padding, self.dilation = (_each(p, rank) for p in places)
+        self.kernel, stride, self.padding, self.dilation = (each_dimension(p, rank) for p in places)
         self.stride = stride or self.kernel
         self.batched = len(x.shape) == rank + 2
         self.sizes = list(x.shape)[-rank:]
@@ -230,12 +246,6 @@ class _Windows:
             return pool(x)
         axes = op.Constant(value_ints=[0])
         return op.Squeeze(pool(op.Unsqueeze(x, axes)), axes)
-
-
-def _each(setting: int | Sequence[int], rank: int) -> list[int]:
-    """A setting for each dimension."""
-    given = [setting] if isinstance(setting, int) else list(setting)
-    return given * rank if len(given) == 1 else given
 
 
 def _pad_around(op: Any, x: Any, pad: Sequence[int]) -> Any:  # noqa: ANN401

@@ -7,11 +7,13 @@ import torch
 from torch import nn
 
 from bitwright.errors import ExportError
+from bitwright.exporting.onnx.fixed_sizes import fixed_sizes
 from bitwright.exporting.onnx.quiet import quiet_exporter
 from bitwright.exporting.onnx.translate import translations
 from bitwright.exporting.sizes import BATCH, Sizes, WishedSizes, name_sizes
 from bitwright.graph import Inputs
 from bitwright.graph.inputs import flat_inputs
+from bitwright.graph.walks import reached_from
 
 _log = logging.getLogger("bitwright.exporting")
 
@@ -34,6 +36,8 @@ def export_program(twin: nn.Module, inputs: Inputs, opset: int, dynamic_shapes: 
         try:
             given, shapes = (inputs, None) if wished is None else (wished.inputs, wished.shapes)
             model = _export(twin, given, opset, pack, shapes)
+        except ExportError:
+            raise
         except Exception as error:
             raise ExportError(f"the exporter refused the model: {last_line(error)}") from error
     names = name_sizes(model, list(flat_inputs(twin, inputs)), {} if wished is None else wished.names)
@@ -44,11 +48,13 @@ def export_program(twin: nn.Module, inputs: Inputs, opset: int, dynamic_shapes: 
 
 def _with_free_sizes(twin: nn.Module, inputs: Inputs, opset: int, pack: bool, reason: str) -> tuple[Any, str]:
     """The model with as many free sizes as the exporter takes, or None and why not even one."""
-    sizes = Sizes(twin, inputs)
+    sizes = Sizes(twin, inputs, fixed_sizes)
     free = sizes.free()
     while free:
         try:
             return _export(twin, sizes.inputs, opset, pack, sizes.shapes(free)), reason
+        except ExportError:
+            raise
         except Exception as error:
             reason = last_line(error)
             _log.info("not exported with %s free: %s", f"sizes of {free[-1]}", reason)
@@ -70,7 +76,21 @@ def _export(twin: nn.Module, inputs: Inputs, opset: int, pack: bool, shapes: Any
             verbose=False,
             input_names=list(flat_inputs(twin, inputs)),
         )
+    _refuse_state(program.exported_program)
     return program.model
+
+
+def _refuse_state(program: Any) -> None:  # noqa: ANN401
+    """Refuse a model whose results depend on buffers that it changes; a counter that nobody reads is fine."""
+    changed = set(program.graph_signature.buffers_to_mutate.values())
+    results = set(program.graph_signature.user_outputs)
+    for node in program.graph.find_nodes(op="placeholder"):
+        buffer = program.graph_signature.inputs_to_buffers.get(node.name)
+        if buffer in changed and any(reached.name in results for reached in reached_from(node, lambda n: n.users)):
+            raise ExportError(
+                f"the model changes its buffer {buffer!r} whenever it runs, and its results depend on it: a file keeps "
+                "nothing from one run to the next; take the value as an input and return the new one"
+            )
 
 
 def last_line(error: BaseException) -> str:

@@ -30,13 +30,27 @@ def write_recorded(model: onnx.ModelProto, record: ExportRecord, path: Path, ext
     if too_large and external is False:
         raise ExportError("the model has more than the 2 GB that an ONNX file can hold: leave out external_data=False")
     record = replace(record, external=bool(external or too_large))
+    beside, stale = data_path(path), _has_data(path)
     if record.external:
-        beside = data_path(path)
         with atomic_write(beside) as partial, partial.open("wb") as file:
             model.metadata_props.add(key=DATA, value=move_out(model, file, beside.name))
     model.metadata_props.add(key=RECORD, value=record.to_json())
     write_sealed(model, path)
+    if stale and not record.external:
+        beside.unlink(missing_ok=True)
     return record
+
+
+def _has_data(path: Path) -> bool:
+    """Whether there is a file of Bitwright's whose large tensors are beside it, as they were written."""
+    if not (path.is_file() and data_path(path).is_file()):
+        return False
+    try:
+        metadata = {e.key: e.value for e in onnx.load(path, load_external_data=False).metadata_props}
+        check_data(path, metadata[DATA])
+    except Exception:  # whatever is there, it is not ours
+        return False
+    return True
 
 
 def write_sealed(model: onnx.ModelProto, path: Path) -> None:

@@ -1,6 +1,6 @@
 """Operator: one computation under all its names, and every fact about it that the rest of Bitwright asks for."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
@@ -145,3 +145,9 @@ def argument(node: fx.Node, module: nn.Module | None, position: int, name: str, 
     if module is not None:
         return getattr(module, name, default)
     return node.kwargs.get(name, node.args[position] if len(node.args) > position else default)
+
+
+def each_dimension(setting: int | Sequence[int], rank: int) -> list[int]:
+    """A setting of a layer, such as its stride, for each dimension."""
+    given = [setting] if isinstance(setting, int) else list(setting)
+    return given * rank if len(given) == 1 else given
