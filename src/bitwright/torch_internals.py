@@ -9,7 +9,8 @@ import importlib
 import importlib.util
 import operator
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -295,6 +296,26 @@ has_side_effect = fx.has_side_effect
 """Keeps calls of a function in a graph although nobody reads their result. Leans on an undocumented name of fx."""
 
 
+@contextmanager
+def watching_operators(look: Callable[[Any, tuple[Any, ...], dict[str, Any]], None]) -> Iterator[None]:
+    """Let ``look`` see every operator that this thread calls, with its arguments."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Watching(TorchDispatchMode):
+        def __torch_dispatch__(
+            self,
+            func: Callable[..., Any],
+            types: object,
+            args: tuple[Any, ...] = (),
+            kwargs: dict[str, Any] | None = None,
+        ) -> object:
+            look(func, args, kwargs or {})
+            return func(*args, **(kwargs or {}))
+
+    with Watching():
+        yield
+
+
 @_check
 def _side_effect() -> bool:
     """fx.has_side_effect keeps a call from dead code elimination."""
@@ -335,6 +356,15 @@ def _tracer() -> bool:
     fresh = tracer.get_fresh_qualname("_tensor_constant")
     argument: Any = tracer.create_arg({"a": [slice(proxy)]})
     return fresh == "_tensor_constant0" and argument["a"][0].stop is proxy.node
+
+
+@_check
+def _operators_watched() -> bool:
+    """A TorchDispatchMode sees the operators that a torch function is made of."""
+    seen, x = list[object](), torch.zeros(1, 1, 2, 2)
+    with torch.no_grad(), watching_operators(lambda operator, *_: seen.append(operator)):
+        nn.functional.max_pool2d(x, 2)
+    return seen == [torch.ops.aten.max_pool2d_with_indices.default]
 
 
 @_check

@@ -79,6 +79,45 @@ def test_state_in_plain_python(reads):
     assert same(quantized.get_submodule("1").seen, model[1].seen)
 
 
+class Memo(nn.Module):
+    """Computes something at its first call, and keeps it in a dict: a table of biases, or what it saw first."""
+
+    def __init__(self, of_data):
+        super().__init__()
+        self.fc, self.of_data = nn.Linear(3, 3), of_data
+        self.table, self.kept = nn.Parameter(torch.randn(5)), {}
+        self.register_buffer("places", torch.tensor([4, 0, 2]))
+
+    def forward(self, x):
+        key = str(x.device)
+        if key not in self.kept:
+            self.kept[key] = self.fc(x)[0] if self.of_data else self.table[self.places]
+        return self.fc(x) + self.kept[key]
+
+
+def test_what_is_computed_from_parameters_once_and_kept_is_part_of_the_graph():
+    model = nn.Sequential(nn.Linear(3, 3), Memo(of_data=False), nn.ReLU()).eval()
+    quantized = bw.prepare(model, torch.randn(2, 3))
+    assert bw.ledger_of(quantized).islands == {}
+    assert (model[1].kept, quantized.get_submodule("1").kept) == ({}, {})
+    with torch.no_grad():
+        quantized.get_submodule("1").table.mul_(2)  # the graph sees what is trained or loaded
+        model[1].table.mul_(2)
+        for size in (2, 4):
+            x = torch.randn(size, 3)
+            assert torch.equal(quantized(x), model(x))
+
+
+def test_what_is_computed_from_data_once_and_kept_is_not():
+    model = nn.Sequential(nn.Linear(3, 3), Memo(of_data=True), nn.ReLU()).eval()
+    quantized = bw.prepare(model, torch.randn(2, 3))
+    assert bw.ledger_of(quantized).islands == {"1": "it keeps state from call to call"}
+    with torch.no_grad():
+        for _ in range(3):
+            x = torch.randn(2, 3)
+            assert torch.equal(quantized(x), model(x))
+
+
 def test_containers_of_modules_and_parameters():
     class Contained(nn.Module):
         def __init__(self):

@@ -30,6 +30,17 @@ def holds_proxy(item: Any, seen: set[int] | None = None) -> bool:
     return any(holds_proxy(part, seen) for part in _parts(item))
 
 
+def proxies_in(item: Any, seen: set[int] | None = None) -> Iterator[ValueProxy]:
+    """The proxies in an object, its items or its attributes, at any depth."""
+    seen = set() if seen is None else seen
+    if type(item) is ValueProxy:
+        yield item
+    elif id(item) not in seen and holds_proxy(item):
+        seen.add(id(item))
+        for part in _parts(item):
+            yield from proxies_in(part, seen)
+
+
 def _parts(item: Any) -> Iterator[Any]:
     if isinstance(item, dict):
         yield from item.values()

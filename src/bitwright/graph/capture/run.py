@@ -6,6 +6,7 @@ our own is an error, not an island.
 """
 
 import copy
+import functools
 import inspect
 import logging
 import warnings
@@ -23,15 +24,17 @@ from bitwright.graph.capture.gc_paused import gc_paused
 from bitwright.graph.capture.guards import Guard
 from bitwright.graph.capture.islands import first_calls, is_single, parts
 from bitwright.graph.capture.leaves import ISLAND, Leaf, find_leaves
+from bitwright.graph.capture.nesting import proxies_in
 from bitwright.graph.capture.parity import first_deviation
 from bitwright.graph.capture.patches import capturing
 from bitwright.graph.capture.tracer import ValueTracer
 from bitwright.graph.capture.trial_run import trial_run
 from bitwright.graph.capture.unwrap import fold_parametrizations, unwrap
 from bitwright.graph.differences import difference
-from bitwright.graph.facts import set_facts
+from bitwright.graph.facts import facts, set_facts
 from bitwright.graph.inputs import Inputs, bind_inputs, caller
 from bitwright.graph.model import CapturedModel
+from bitwright.graph.walks import needed_for
 from bitwright.torch_internals import compiled_original
 
 _log = logging.getLogger(__name__)
@@ -116,7 +119,8 @@ class _Capturing:
         self.leaves: dict[str, str] = {}
         self.folds = True  # whether weights that are computed at every call are computed once
         self.known_islands: dict[str, str] = {}
-        self.filled: dict[str, str] = {}  # attributes that are containers, and hold other things after a call
+        self.filled: dict[str, str] = {}  # attributes that are containers, and hold other things after each call
+        self.memos: dict[str, str] = {}  # those that hold other things after the first call only
         self.origin: dict[int, torch.Tensor] = {}  # by the id of a tensor in the copy: the one it is a copy of
         self.result = Capture(model)
 
@@ -127,13 +131,18 @@ class _Capturing:
         self.leaves = {path: wish for path, wish in wished.items() if path not in self.known_islands}
         with trial_run(root, self.origin) as record:
             expected = [self._first_run(root)]
-        root = self._with_weights_computed_once(root, expected)
         paths = {module: path for path, module in root.named_modules()}
         stateful = [path for module, path in paths.items() if module in record.changed]
-        self.filled = {_join(paths[module], name): "" for module, name in record.filled}
+        self.filled = _named(record.filled, paths)
+        root = self._with_weights_computed_once(root, expected)
         if stateful:  # then what the second call gives says whether the state matters
+            paths = {module: path for path, module in root.named_modules()}
             with trial_run(root, self.origin):
                 expected = [self._call(root, self.inputs) for _ in range(2)]
+                with trial_run(root) as again:
+                    self._call(root, self.inputs)
+            settled = self.filled.keys() - _named(again.filled, paths).keys()
+            self.memos = {name: self.filled.pop(name) for name in settled}
         reason = self._attempt(root, expected)
         if reason and stateful:
             self.known_islands |= dict.fromkeys(stateful, "it keeps state from call to call")
@@ -244,7 +253,8 @@ class _Capturing:
             try:
                 with trial_run(module, self.origin):
                     tracer.trace_call(module, values, call, fixed)
-                return tracer
+                    if not self._keeps_data(module, path):
+                        return tracer
             except Exception as error:
                 failed = tracer.failed_in or ""
                 if isinstance(error, Overwritten) and not record_all:
@@ -253,6 +263,16 @@ class _Capturing:
                     raise
                 else:
                     islands[failed] = reason_for(error, _join(path, failed))
+
+    def _keeps_data(self, module: nn.Module, path: str) -> bool:
+        """Whether a memo holds what was computed from an input's data; what it is for is not known then."""
+        found = []
+        for name in _inside(self.memos, path):
+            held = functools.reduce(getattr, name.split("."), module)
+            computed = needed_for([proxy.node for proxy in proxies_in(held)], lambda n: not facts(n).plain)
+            found += [_join(path, name)] if any(n.op == "placeholder" for n in computed) else []
+        self.filled |= {name: self.memos.pop(name) for name in found}
+        return bool(found)
 
     def _make_island(self, module: nn.Module, path: str, reason: str, inputs: Inputs | None) -> None:
         """Let a module run as written, and capture its parts, as far as they are called on the example inputs."""
@@ -301,6 +321,11 @@ def _inside(paths: Mapping[str, str], prefix: str) -> dict[str, str]:
     """The paths below ``prefix``, as seen from there."""
     start = f"{prefix}." if prefix else ""
     return {p.removeprefix(start): text for p, text in paths.items() if p.startswith(start) and p != prefix}
+
+
+def _named(attributes: Iterable[tuple[nn.Module, str]], paths: Mapping[nn.Module, str]) -> dict[str, str]:
+    """Attributes of modules by their qualified names."""
+    return {_join(paths[module], name): "" for module, name in attributes}
 
 
 def _join(path: str, name: str) -> str:
