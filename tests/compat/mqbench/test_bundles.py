@@ -19,6 +19,7 @@ from bitwright.quantizer import quantizers
 CLIPPED = ("net_deploy_model.onnx", "net_clip_ranges.json")
 NAMES = {
     **dict.fromkeys(("SNPE", "PPLW8A16", "Vitis"), CLIPPED),
+    "NNIE": ("net_deploy_model.onnx", "net_gfpq_param_dict.json"),
     "Tengine_u8": ("net_for_tengine.onnx", "net_for_tengine.scale"),
     "STPU": ("net_for_stpu.onnx", "net_stpu_minmax.json"),
 }
@@ -52,11 +53,11 @@ def test_the_files_of_a_target(backend, tmp_path):
     assert not kinds & {"QuantizeLinear", "DequantizeLinear"}
     session = onnxruntime.InferenceSession(str(clean))
     got = torch.tensor(session.run(None, {session.get_inputs()[0].name: x.numpy()})[0])
-    assert torch.allclose(got, net(x), atol=0.05)
+    assert torch.allclose(got, net(x), atol=0.1 if backend == "NNIE" else 0.05)
     assert ranges.stat().st_size > 20
     beside = [file for file in tmp_path.iterdir() if file.name.startswith(clean.stem) and file != clean]
     assert ranges.read_bytes() in [file.read_bytes() for file in beside]
-    assert backend != "SNPE" or bw.verify(model, clean, [x]).ok
+    assert backend not in ("SNPE", "NNIE") or bw.verify(model, clean, [x]).ok
 
 
 def test_the_numbers_are_those_of_the_quantizers(tmp_path):

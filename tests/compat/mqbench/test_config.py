@@ -15,6 +15,7 @@ from bitwright.compat.mqbench import (
     prepare_by_platform,
     to_recipe,
 )
+from bitwright.compat.mqbench.fake_quantize import QuantizeBase
 from bitwright.errors import ConfigError
 from bitwright.preparation import ledger_of
 from bitwright.quantizer import quantizers
@@ -233,3 +234,28 @@ def test_academic_mode_of_openvino(x):
     assert verdicts(made[True])["cat"] == "float"
     with pytest.raises(ConfigError, match=r"academic_mode is for BackendType.OPENVINO, not for BackendType.SNPE"):
         prepare_by_platform(Joins(), "SNPE", {"extra_quantizer_dict": {"academic_mode": True}}, example_inputs=x)
+
+
+def test_quantizers_have_what_those_of_mqbench_had():
+    torch.manual_seed(0)
+    x = torch.randn(4, 3, 8, 8)
+    model = prepare_by_platform(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()).eval(), "Tensorrt", example_inputs=x)
+    found = [module for module in model.modules() if isinstance(module, QuantizeBase)]
+    assert len(found) == len(quantizers(model)) > 1
+    weight = model.get_submodule("0").weight_quantizer
+    assert (weight.quant_min, weight.quant_max, weight.bitwidth, weight.ch_axis) == (-127, 127, 8, 0)
+    assert (weight.qscheme, weight.dtype, weight.is_per_channel) == (torch.per_channel_symmetric, torch.qint8, True)
+    (tensor,) = [q for q in found if q is not weight]
+    assert (tensor.ch_axis, tensor.qscheme, tensor.pot_scale) == (-1, torch.per_tensor_symmetric, False)
+    tensor.enable_observer()
+    assert (int(tensor.observer_enabled), int(tensor.fake_quant_enabled)) == (1, 0)
+    tensor(x)
+    tensor.enable_fake_quant()
+    assert (int(tensor.observer_enabled), int(tensor.fake_quant_enabled)) == (0, 1)
+    scale, zero_point = tensor.calculate_qparams()
+    assert (float(scale), int(zero_point)) == (pytest.approx(float(x.abs().max()) / 127), 0)
+    assert torch.equal(tensor(x), (x / scale).round().clamp(-127, 127) * scale)
+    tensor.disable_fake_quant()
+    assert torch.equal(tensor(x), x)
+    with pytest.raises(ImportError, match=r"mqbench.prepare_by_platform has no ParamsTable: see bitwright.backends"):
+        from bitwright.compat.mqbench.prepare_by_platform import ParamsTable  # noqa: F401

@@ -234,6 +234,25 @@ def test_where_no_inputs_are_found_nothing_is_lost_silently():
 
 
 @pytest.mark.parametrize(
+    "part", [lambda m: m.fc.parameters(), lambda m: [m.fc.weight], lambda m: nn.Sequential(m).parameters()]
+)
+def test_an_optimizer_of_parts_is_refused_where_it_would_miss_scales(part):
+    a = torch.randn(4, 3)
+    fixed = prepare_by_platform(Pair(), "STPU")  # its scales do not train: nothing is missed
+    optimizer = torch.optim.SGD(part(fixed), lr=0.1)
+    assert fixed(a, a).shape == a.shape
+    waiting = prepare_by_platform(Pair(), "Tensorrt")
+    optimizer = torch.optim.Adam(part(waiting), lr=0.1)
+    with pytest.raises(ConfigError, match=r"this Adam was made before .* never train .*scale, …: make it after"):
+        waiting(a, a)
+    del optimizer
+    waiting(a, a)
+    optimizer = torch.optim.Adam(waiting.parameters(), lr=0.1)
+    held = {id(value) for value in optimizer.param_groups[0]["params"]}
+    assert held == {id(value) for name, value in waiting.named_parameters()}
+
+
+@pytest.mark.parametrize(
     ("layers", "x"),
     [
         ([nn.Embedding(5, 4), nn.Linear(4, 2)], torch.zeros(3, 7, dtype=torch.int64)),

@@ -25,6 +25,7 @@ _BUNDLES = {
     "pplw8a16": ("ppl", _CLEAN, _RANGES),
     "pplcuda": ("ppl", _CLEAN, _RANGES),
     "vitis": ("vitis", _CLEAN, _RANGES),
+    "nnie": ("nnie", _CLEAN, "_gfpq_param_dict.json"),
     "tengine_u8": ("tengine", "_for_tengine", "_for_tengine.scale"),
     "stpu": ("stpu", "_for_stpu", "_stpu_minmax.json"),
 }
@@ -42,9 +43,10 @@ def convert_deploy(
 ) -> Path:
     """Write ``<output_path>/<model_name>.onnx``, with QuantizeLinear and DequantizeLinear.
 
-    For Tensorrt, SNPE, PPL, Vitis, Tengine and STPU the float model and its ranges are written, too, as
-    ``<model_name>_deploy_model.onnx`` and ``<model_name>_clip_ranges.json`` (``_for_tengine.onnx`` and
-    ``_for_tengine.scale``, ``_for_stpu.onnx`` and ``_stpu_minmax.json``). A format that cannot hold the model's ranges
+    For Tensorrt, SNPE, PPL, Vitis, NNIE, Tengine and STPU the float model and its ranges are written, too, as
+    ``<model_name>_deploy_model.onnx`` and ``<model_name>_clip_ranges.json`` (NNIE's ranges as
+    ``_gfpq_param_dict.json``; ``_for_tengine.onnx`` and ``_for_tengine.scale``, ``_for_stpu.onnx`` and
+    ``_stpu_minmax.json``). A format that cannot hold the model's ranges
     is left out, and a warning says why.
 
     Args:

@@ -1,10 +1,91 @@
 """Fake quantizers by MQBench's names: the methods that a prepared model's quantizers have as their ``method``."""
 
+import torch
+from torch import Tensor, nn
+
 from bitwright.compat.old_paths import add_paths
 from bitwright.methods import METHODS
-from bitwright.quantizer import TensorQuantizer
+from bitwright.observers import Observer
+from bitwright.quantizer import TensorQuantizer, quantizers
+from bitwright.spec import PerChannel
 
-QuantizeBase = TensorQuantizer
+_QSCHEMES = {
+    (False, True): torch.per_tensor_symmetric,
+    (False, False): torch.per_tensor_affine,
+    (True, True): torch.per_channel_symmetric,
+    (True, False): torch.per_channel_affine,
+}
+
+
+class QuantizeBase(TensorQuantizer):
+    """A quantizer of a prepared model, with the attributes and switches that MQBench's had."""
+
+    quant_min = property(lambda self: self.spec.qmin)
+    quant_max = property(lambda self: self.spec.qmax)
+    bitwidth = property(lambda self: self.spec.bits)
+    pot_scale = property(lambda self: self.spec.power_of_two)
+    is_symmetric_quant = property(lambda self: self.spec.symmetric)
+    is_per_channel = property(lambda self: isinstance(self.spec.granularity, PerChannel))
+    dtype = property(lambda self: torch.qint8 if self.spec.format.signed else torch.quint8)
+    qscheme = property(lambda self: _QSCHEMES[self.is_per_channel, self.is_symmetric_quant])
+
+    @property
+    def ch_axis(self) -> int:
+        """The axis of channels that have scales of their own; -1 where the tensor has one."""
+        return self.spec.granularity.axis if isinstance(self.spec.granularity, PerChannel) else -1
+
+    @property
+    def activation_post_process(self) -> Observer:
+        """The observer."""
+        return self.observer
+
+    @property
+    def observer_enabled(self) -> Tensor:
+        """1 while it observes, as a tensor; changing it changes nothing."""
+        return torch.tensor([self.observes], dtype=torch.uint8)
+
+    @property
+    def fake_quant_enabled(self) -> Tensor:
+        """1 while it quantizes, as a tensor; changing it changes nothing."""
+        return torch.tensor([self.quantizes], dtype=torch.uint8)
+
+    def enable_observer(self, enabled: bool = True) -> None:
+        """Observe from now on; or stop, and keep the range of what was seen."""
+        if enabled:
+            self.observe()
+        elif self.observes:
+            if self.observer.batches:
+                self.compute_qparams()
+            self.off()
+
+    def disable_observer(self) -> None:
+        """Stop observing, and keep the range of what was seen."""
+        self.enable_observer(False)
+
+    def enable_fake_quant(self, enabled: bool = True) -> None:
+        """Quantize from now on, with the range that is known; or stop."""
+        if enabled:
+            self.disable_observer()
+            self.quantize()
+        elif self.quantizes:
+            self.off()
+
+    def disable_fake_quant(self) -> None:
+        """Stop quantizing."""
+        self.enable_fake_quant(False)
+
+    def calculate_qparams(self) -> tuple[Tensor, Tensor]:
+        """Scale and zero point."""
+        return self.qparams()
+
+
+def as_mqbench(model: nn.Module) -> None:
+    """Give the quantizers of a prepared model what MQBench's had."""
+    for quantizer in quantizers(model).values():
+        if type(quantizer) is TensorQuantizer:
+            quantizer.__class__ = QuantizeBase
+
+
 _PATHS = {
     "adaround_quantizer": "AdaRoundFakeQuantize",
     "dorefa": "DoReFaFakeQuantize",

@@ -6,11 +6,13 @@ from torch import nn
 
 from bitwright.compat.keys import check_names
 from bitwright.compat.mqbench.backend_type import BackendType
+from bitwright.compat.mqbench.fake_quantize import as_mqbench
 from bitwright.compat.mqbench.fuse import fuse_chains
 from bitwright.compat.mqbench.learned import start_learning
 from bitwright.compat.mqbench.nn.frozen import freeze_norms
 from bitwright.compat.mqbench.translate import read_config
 from bitwright.compat.pending import keep_modes, postpone
+from bitwright.compat.refused import refuse
 from bitwright.errors import ConfigError
 from bitwright.graph import Inputs, check_attributes
 from bitwright.graph.capture.leaves import find_leaves
@@ -63,6 +65,7 @@ def prepare_by_platform(
         whole = fuse_chains(model, inputs, config.fusions, config.folds_norms, concrete_args=fixed)
         with serving(config.modules):
             made = prepare(whole, inputs, recipe=config.recipe, leaves=leaves, concrete_args=fixed)
+        as_mqbench(made)
         start_learning(made, inputs)
         keep_modes(made, whole)
         if freeze_bn:
@@ -80,3 +83,17 @@ def _opaque(model: nn.Module, tracer: Any) -> list[str]:
     if asks is None:
         raise ConfigError(f"custom_tracer must be an fx.Tracer with is_leaf_module, not {tracer!r}")
     return [name for name, module in model.named_modules() if name and any(module.children()) and asks(module, name)]
+
+
+_BACKENDS = "see bitwright.backends.BACKENDS, and docs/how-to/custom-backend.md to write one"
+__getattr__ = refuse(
+    __name__,
+    {
+        "ParamsTable": _BACKENDS,
+        "ParamsTable_Lattice": _BACKENDS,
+        "get_qconfig_by_platform": f"a backend and a recipe say what a QConfig did; {_BACKENDS}",
+        "ObserverDict": "see bitwright.observers.OBSERVERS; register_observer adds one",
+        "FakeQuantizeDict": "see bitwright.methods.METHODS; register_method adds one",
+        "CustomedTracer": "name leaf_module in the extra_config",
+    },
+)

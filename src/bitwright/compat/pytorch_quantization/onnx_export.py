@@ -15,6 +15,7 @@ from bitwright.quantizer import quantizers
 
 _log = logging.getLogger(__name__)
 _KNOWS = "knows_quantizers"  # on a torch.onnx.export that does
+_GONE = ("enable_onnx_checker", "use_external_data_format", "example_outputs", "strip_doc_string")  # from torch itself
 
 
 @contextmanager
@@ -22,7 +23,8 @@ def enable_onnx_export() -> Iterator[None]:
     """Let ``torch.onnx.export`` know quantizers for a while; torch is restored after an exception too.
 
     Weights are stored as integers in the one file that the call names. Its opset is at least the lowest that can say
-    what the model does, 18 for integers of 8 bits. A model in bfloat16 is written in float32.
+    what the model does, 18 for integers of 8 bits. A model in bfloat16 is written in float32. Arguments that older
+    exporters of torch had, such as ``enable_onnx_checker``, have no effect.
     """
     if getattr(torch.onnx.export, _KNOWS, False):
         yield
@@ -30,10 +32,10 @@ def enable_onnx_export() -> Iterator[None]:
     original: Any = torch.onnx.export
 
     def export(model: Any, args: Any = (), f: Any = None, **kwargs: Any) -> Any:
+        for name in _GONE:
+            kwargs.pop(name, None)
         if not isinstance(model, nn.Module) or not quantizers(model):
             return original(model, args, f, **kwargs)
-        import onnx
-
         from bitwright.exporting.deploy import deploy
         from bitwright.exporting.formats.onnx import write_unsigned
         from bitwright.exporting.onnx.opset import RICH, lowest_opset
@@ -52,10 +54,7 @@ def enable_onnx_export() -> Iterator[None]:
             program = original(twin, args, **{**kwargs, **ours})
         if opset >= RICH:
             write_unsigned(program.model)
-        if isinstance(f, str | PathLike):
-            program.save(f, external_data=kwargs.get("external_data", False))
-        elif f is not None:
-            onnx.save(program.model_proto, f)
+        _save(program, f, kwargs.get("external_data", False))
         return program
 
     setattr(export, _KNOWS, True)
@@ -64,3 +63,13 @@ def enable_onnx_export() -> Iterator[None]:
         yield
     finally:
         torch.onnx.export = original
+
+
+def _save(program: Any, file: Any, external_data: bool) -> None:
+    """Write a program to a path or an open file; None writes nothing."""
+    if isinstance(file, str | PathLike):
+        program.save(file, external_data=external_data)
+    elif file is not None:
+        import onnx
+
+        onnx.save(program.model_proto, file)
