@@ -10,6 +10,7 @@ import pytest
 import bitwright
 
 PUBLIC = [
+    "BitwrightError",
     "InputMatchType",
     "MatcherNode",
     "QuantDescriptor",
@@ -90,7 +91,7 @@ def test_every_public_name_resolves(name):
 
 
 def test_an_unknown_name():
-    with pytest.raises(AttributeError, match="module 'bitwright' has no attribute 'prepair'"):
+    with pytest.raises(AttributeError, match="module 'bitwright' has no attribute 'prepair'; did you mean 'prepare'"):
         _ = bitwright.prepair
 
 

@@ -1,5 +1,6 @@
 """Bitwright quantizes PyTorch models, writes the file the hardware runs, and proves that the two agree."""
 
+import difflib
 import importlib
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
         reestimate_norms,
         smooth,
     )
+    from bitwright.errors import BitwrightError
     from bitwright.exporting import export
     from bitwright.graph import (
         InputMatchType,
@@ -77,6 +79,7 @@ _HOMES = {
     "swap_modules": "bitwright.module_swap",
     "plan": "bitwright.preparation",
     "prepare": "bitwright.preparation",
+    "BitwrightError": "bitwright.errors",
     "InputMatchType": "bitwright.graph",
     "MatcherNode": "bitwright.graph",
     "ReplacePatternBase": "bitwright.graph",
@@ -90,6 +93,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "BitwrightError",
     "InputMatchType",
     "MatcherNode",
     "QuantDescriptor",
@@ -137,7 +141,9 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401
     if name not in _HOMES:
-        raise AttributeError(f"module 'bitwright' has no attribute {name!r}")
+        near = difflib.get_close_matches(name, _HOMES, 1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise AttributeError(f"module 'bitwright' has no attribute {name!r}{hint}")
     value = getattr(importlib.import_module(_HOMES[name]), name)
     globals()[name] = value
     return value

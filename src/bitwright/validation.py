@@ -29,9 +29,9 @@ SpecText = Annotated[QuantSpec, BeforeValidator(QuantSpec.parse), PlainSerialize
 
 
 class Strict(BaseModel):
-    """A frozen value without unknown keys; the text under a field is its description in the JSON schema."""
+    """A frozen value without unknown keys."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
 
 
 _TAG = "tag:yaml.org,2002:float"

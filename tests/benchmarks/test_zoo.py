@@ -1,12 +1,14 @@
 """The zoo's own machinery: rows survive crashes and interruptions, the summary counts right, weights are sane."""
 
+import subprocess
 import sys
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
 
-from benchmarks.zoo import run
+from benchmarks.zoo import round_trip, run
 from benchmarks.zoo.families import FAMILIES, Family
 from benchmarks.zoo.families.family import image, padding, tokens
 from benchmarks.zoo.meter import Meter
@@ -29,7 +31,7 @@ row.write(Path(folder))
 
 def rows_after(monkeypatch, folder, code, limits=LIMITS):
     monkeypatch.setattr(run, "COMMAND", (sys.executable, "-c", START + code))
-    return run.run_family(FAMILY, folder, folder, limits)
+    return run.run_family(FAMILY, run.BACKENDS, folder, folder, limits)
 
 
 def test_a_crash_is_a_row_and_the_other_backend_gets_another_process(monkeypatch, tmp_path):
@@ -115,3 +117,31 @@ def test_memory_of_a_step_is_its_own_peak():
     _, small = meter.measure(lambda: None)
     assert large.megabytes > 150
     assert small.megabytes < large.megabytes - 100
+
+
+def tiny():
+    return nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_a_round_trip_compares_every_output(tmp_path, changed):
+    family = Family("tiny", "timm", "mlp", tiny, lambda batch: torch.randn(batch, 3))
+    round_trip.save(family, tmp_path)
+    if changed:
+        tensors = load_file(tmp_path / "expected.safetensors")
+        save_file({**tensors, "output.0": tensors["output.0"] + 1e-6}, tmp_path / "expected.safetensors")
+    assert round_trip.load(family, tmp_path) == ("outputs [0] differ" if changed else "")
+
+
+def test_what_a_child_computes_counts():
+    code = "import time; print(flush=True)\nwhile time.process_time() < 0.4: pass\nprint(flush=True); input()"
+
+    def work():
+        child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        child.stdout.readline(), child.stdout.readline()
+        return child
+
+    child, alive = Meter().measure(work)
+    _, ended = Meter().measure(lambda: work().communicate(b"\n"))
+    child.communicate(b"\n")
+    assert min(alive.cpu, ended.cpu) >= 0.3

@@ -59,8 +59,8 @@ def prepare(
         backend: name of the target (see ``bitwright backends``), the path of a YAML file with one, or a Backend.
         recipe: what departs from the backend's defaults: a Recipe, a mapping, a YAML or JSON file, or the name of a
             preset such as ``"W4A8"``.
-        weight: spec of all weights, such as ``"int4 narrow channel:0"``; ``"auto"`` for all 8 bits if this CPU has VNNI
-            (the target's must be like it), and for the backend's 7 otherwise.
+        weight: spec of all weights, such as ``"int4 narrow channel:0"``; ``"auto"`` for 8 bits if this CPU has VNNI,
+            and for the backend's 7 otherwise; ``"auto:vnni"`` or ``"auto:avx2"`` for a target with another CPU.
         activation: spec of all activations.
         skip: layers that stay float: names, globs, ``re:…``, ``op:…``, ``type:…`` or ``node:…``.
         allow_float: leave an operator float where the backend cannot do what is asked, and say so in the ledger,

@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any
 
 from bitwright.backends import BACKENDS, Backend, find_backend
-from bitwright.cpu import has_vnni
+from bitwright.cpu import adds_in_32_bits
 from bitwright.errors import ConfigError
 from bitwright.graph import read_switches
 from bitwright.preparation.operator_recipe import make_quantizer, operator_recipe
 from bitwright.recipe import Recipe, Rule, TensorRecipe, with_bits
 
-AUTO = "auto"  # weights in as many bits as this CPU multiplies safely
+AUTO = "auto"  # weights in as many bits as this CPU multiplies safely, or the one named after a colon
 
 
 def resolve_recipe(
@@ -32,8 +32,8 @@ def resolve_recipe(
     }
     source = backend if backend is not None else given.backend
     target = find_backend(source)
-    if weight == AUTO:
-        weight = _widest(target)
+    if weight is not None and weight.partition(":")[0] == AUTO:
+        weight = _widest(target, weight.partition(":")[2])
     if weight is not None:
         changes["weight"] = Recipe.parse({"weight": weight}).weight.over(given.weight)
     if activation is not None:
@@ -46,15 +46,15 @@ def resolve_recipe(
     return whole, target
 
 
-def _widest(backend: Backend) -> str | None:
-    """The weights of a backend in all the bits that are safe on this CPU, or None for its default."""
+def _widest(backend: Backend, cpu: str) -> str | None:
+    """The weights of a backend in all the bits that are safe on a CPU, or None for its default."""
     spec, used = backend.weights.spec, backend.weights.used_bits
     if spec is None or spec.bits not in used.values():
         raise ConfigError(
             f"weight='{AUTO}' is for backends whose weights depend on the CPU, and {backend.name} is none; name a spec"
         )
     most = max(bits for bits, those in used.items() if those == spec.bits)
-    return str(with_bits(spec, most)) if has_vnni() else None
+    return str(with_bits(spec, most)) if adds_in_32_bits(cpu) else None
 
 
 def check_recipe(recipe: Recipe, backend: Backend) -> None:

@@ -11,14 +11,14 @@ from bitwright.errors import ConfigError, UnknownNameError, suggest
 from bitwright.files import atomic_write
 from bitwright.recipe.presets import PRESETS, expand, find_preset
 from bitwright.recipe.rule import Rule, RuleTarget
-from bitwright.recipe.tensor import TensorRecipe
-from bitwright.validation import Strict, mistakes, read_data, read_text, within_limits, write_yaml
+from bitwright.recipe.tensor import Described, TensorRecipe
+from bitwright.validation import mistakes, read_data, read_text, within_limits, write_yaml
 
 Corrector = Literal["smooth", "equalize", "weight_ranges", "gptq", "norms", "analytic_bias", "bias"]
 SCHEMA_ID = "https://json-schema.org/draft/2020-12/schema"
 
 
-class Recipe(Strict):
+class Recipe(Described):
     """A backend, and how to depart from it."""
 
     preset: str | None = Field(default=None, exclude=True)

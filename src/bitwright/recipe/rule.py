@@ -6,8 +6,7 @@ from typing import Any, Literal, NamedTuple
 from pydantic import Field, field_validator, model_validator
 
 from bitwright.recipe.expressions import expression
-from bitwright.recipe.tensor import TensorRecipe
-from bitwright.validation import Strict
+from bitwright.recipe.tensor import Described, TensorRecipe
 
 Kind = Literal["weight", "input", "output"]
 
@@ -35,7 +34,7 @@ class RuleTarget(NamedTuple):
         return (self.name,) if whole else (self.name, f"{self.scope}.{self.name}")
 
 
-class Rule(Strict):
+class Rule(Described):
     """What to do with the operators that ``match`` selects. The last rule that matches an operator wins, as a whole.
 
     ``match`` is one of

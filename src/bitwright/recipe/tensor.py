@@ -3,6 +3,7 @@
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    ConfigDict,
     Field,
     GetJsonSchemaHandler,
     JsonValue,
@@ -36,7 +37,13 @@ Spec = Annotated[
 ]
 
 
-class TensorRecipe(Strict):
+class Described(Strict):
+    """A value whose JSON schema has the text under each field as its description."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)  # reads the source, so only where a schema is written
+
+
+class TensorRecipe(Described):
     """How one kind of tensor is quantized; what is not given is the backend's. Plain text is the spec."""
 
     spec: Spec | None = None

@@ -96,8 +96,8 @@ def train(
         temperature: of distillation.
         teacher: another model to learn from than the float one.
         batch_statistics: let BatchNorms normalize by the batch and move their statistics. These lag behind weights that
-            move; after the last epoch the first batches give them anew, unless they were frozen before or the loader
-            cannot be read again.
+            move; after the last epoch the first batches give new ones, unless they were frozen before or
+            the loader cannot be read again.
         freeze_norms_after: the epoch from which on their statistics stay.
         freeze_ranges_after: the epoch from which on scales stay.
         average: decay of a moving average of weights, which the model has in the end.
