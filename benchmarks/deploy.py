@@ -1,147 +1,139 @@
 """How much of a network runs in integers, how fast, and how close to the simulation: ``make bench BENCH=deploy``.
 
-For each network: Bitwright's file for onnxruntime in onnxruntime, and its file for OpenVINO in OpenVINO, beside
-onnxruntime's own ``quantize_static`` (u8 activations, s8 per-channel weights of 7 bits: the best it can do on any x86
-CPU) timed in the same interleaved run. Random weights; one thread; best of several runs.
+For each network: Bitwright's file for onnxruntime in onnxruntime, and its file for OpenVINO in OpenVINO, beside what
+the runtime's own quantizer makes of it (``benchmarks/rivals.py``), in one interleaved run; with ``--inductor`` its
+program for PyTorch in inductor beside torchao's, too. Speed is against FP32 in the same runtime: best CPU time of many
+runs in one thread. Noise is that of the outputs against FP32, in dB: more is better. Weights are random.
 """
 
 import argparse
 import logging
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import onnx
 import torch
-from onnxruntime.quantization import (
-    CalibrationDataReader,
-    QuantFormat,
-    QuantType,
-    quant_pre_process,
-    quantize_static,
-)
 from rich.console import Console
-from rich.table import Table
 
 import bitwright as bw
 from benchmarks.nets import NETS, example_input, randomize_batchnorm
-from bitwright.exporting.onnx.file import OnnxFile
+from benchmarks.nets.encoders import Bert, ViT, tokens
+from benchmarks.rivals import Feeds, inductor_rival, onnxruntime_rival, openvino_rival
+from bitwright.exporting.formats.base import format_of
 from bitwright.verification import RUNTIMES, RuntimeProof
 from bitwright.verification.runtimes.base import Session
 
-RUNS = 20
+RUNS = 60
+ENCODERS: dict[str, Callable[[], torch.nn.Module]] = {
+    "vit": ViT,
+    "bert": Bert,
+    "bert_unmasked": lambda: Bert(masked=False),
+}
 
 
-class Reader(CalibrationDataReader):
-    """Feeds onnxruntime's calibration."""
-
-    def __init__(self, name: str, batch: torch.Tensor) -> None:
-        self._items: Iterator[dict[str, np.ndarray]] = iter([{name: batch.numpy()}])
-
-    def get_next(self) -> dict[str, np.ndarray] | None:
-        """The next batch, or None."""
-        return next(self._items, None)
+def inputs(name: str, batch: int = 1) -> torch.Tensor:
+    """Random inputs of a network."""
+    if name.startswith("bert"):
+        return tokens(batch)
+    return example_input("resnet18" if name in ENCODERS else name, batch)
 
 
-def peer_file(float_file: Path, folder: Path, batch: torch.Tensor) -> Path:
-    """What onnxruntime's own quantizer makes of the float model."""
-    ready, target = folder / "ready.onnx", folder / "peer.onnx"
-    quant_pre_process(str(float_file), str(ready), skip_symbolic_shape=True)
-    name = onnx.load(str(ready)).graph.input[0].name
-    quantize_static(
-        str(ready),
-        str(target),
-        Reader(name, batch),
-        quant_format=QuantFormat.QDQ,
-        per_channel=True,
-        reduce_range=True,
-        activation_type=QuantType.QUInt8,
-        weight_type=QuantType.QInt8,
-    )
-    return target
-
-
-def best_times(sessions: dict[str, Session], feeds: dict[str, np.ndarray]) -> dict[str, float]:
-    """Best time of each session, in milliseconds, all interleaved."""
+def best_times(sessions: dict[str, Session], feeds: Feeds) -> dict[str, float]:
+    """Best CPU time of each session, in milliseconds, all interleaved: other work on the machine counts little."""
     best = dict.fromkeys(sessions, float("inf"))
     for run in range(RUNS + 3):
         for name, session in sessions.items():
-            start = time.perf_counter()
+            start = time.process_time()
             session(feeds)
             if run >= 3:
-                best[name] = min(best[name], (time.perf_counter() - start) * 1e3)
+                best[name] = min(best[name], (time.process_time() - start) * 1e3)
     return best
 
 
-def measure(name: str, build: Callable[[], torch.nn.Module], table: Table, console: Console) -> None:
-    """Quantize, export, prove and time one network for both backends."""
+def signal_to_noise(session: Session, feeds: Feeds, expected: np.ndarray) -> float:
+    """How far the first output is from the float model's, in dB."""
+    found = next(iter(session(feeds).values()))
+    return float(10 * np.log10(np.square(expected).sum() / np.square(found - expected).sum()))
+
+
+def measure(name: str, backend: str, console: Console) -> None:
+    """Quantize, export, prove and race one network in one runtime."""
     torch.manual_seed(0)
-    model = build().eval()
+    model = {**NETS, **ENCODERS}[name]().eval()
     randomize_batchnorm(model, 0)
-    batch, sample = example_input(name, 4), example_input(name)
-    with tempfile.TemporaryDirectory() as place:
+    batch, sample, tried = inputs(name, 4), inputs(name), inputs(name, 8)
+    with tempfile.TemporaryDirectory() as place, torch.no_grad():
         folder = Path(place)
-        for backend in ("onnxruntime", "openvino"):
-            qmodel = bw.prepare(model, sample, backend=backend)
-            bw.calibrate(qmodel, [batch])
-            file = bw.export(qmodel, folder / f"{backend}.onnx")
-            proof = bw.verify(qmodel, file, [example_input(name, 2)], runtimes=[backend], latency=False)
-            runtime = RUNTIMES.get(backend)()
-            loaded = OnnxFile.read(file.path)
-            sessions = {
-                "ours": runtime.session(loaded, threads=1),
-                "float": runtime.session(loaded.float_twin(), threads=1),
-            }
-            if backend == "onnxruntime":
-                float_file = bw.export(qmodel, folder / "float.onnx", quantized=False)
-                peer = peer_file(float_file.path, folder, batch)
-                sessions["peer"] = runtime.session(OnnxFile.read(peer), threads=1)
-            else:
-                sessions["peer"] = runtime.session(OnnxFile.read(folder / "peer.onnx"), threads=1)
-            times = best_times(sessions, {loaded.inputs[0]: sample.numpy()})
-            add_row(table, name, proof.runtimes[backend], times, console)
+        expected = model(tried).numpy()
+        target = "onnxruntime" if backend == "inductor" else backend
+        qmodel = bw.calibrate(bw.prepare(model, sample, target), [batch])
+        format = "torch" if backend == "inductor" else "onnx"
+        file = bw.export(qmodel, folder / f"ours.{'pt2' if format == 'torch' else 'onnx'}", format=format)
+        proof = bw.verify(qmodel, file, [inputs(name, 2)], runtimes=[backend], latency=False)
+        runtime = RUNTIMES.get(backend)()
+        loaded: Any = format_of(file.path).read(file.path)
+        feeds, more = ({loaded.inputs[0]: x.numpy()} for x in (sample, tried))
+        sessions = {
+            "ours": runtime.session(loaded, threads=1),
+            "float": runtime.session(loaded.float_twin(), threads=1),
+        }
+        try:
+            calibrating = {loaded.inputs[0]: batch.numpy()}
+            sessions["rival"] = rival(backend, name, model, qmodel, folder, calibrating)
+        except ImportError as error:
+            console.print(f"{name} in {backend}: no rival, {error.name} is not installed")
+        times = best_times(sessions, feeds)
+        noise = {n: signal_to_noise(s, more, expected) for n, s in sessions.items()}
+    say(name, proof.runtimes[backend], times, noise, console)
 
 
-def add_row(table: Table, name: str, proof: RuntimeProof, times: dict[str, float], console: Console) -> None:
-    """One line of the table, and the reason for each operator that runs in float."""
+def rival(
+    backend: str, name: str, model: torch.nn.Module, qmodel: torch.nn.Module, folder: Path, feeds: Feeds
+) -> Session:
+    """What the runtime's own quantizer makes of a network."""
+    if backend == "inductor":
+        compiled = inductor_rival(model, torch.from_numpy(next(iter(feeds.values()))))
+        return lambda given: {"": compiled(torch.from_numpy(next(iter(given.values())))).numpy()}
+    float_file = bw.export(qmodel, folder / "float.onnx", quantized=False).path
+    if backend == "openvino":
+        return openvino_rival(float_file, feeds, transformer=name in ENCODERS)
+    return onnxruntime_rival(float_file, feeds)
+
+
+def say(name: str, proof: RuntimeProof, times: dict[str, float], noise: dict[str, float], console: Console) -> None:
+    """One line, and what runs in float, with the reasons."""
     kinds = dict.fromkeys(o.kind for o in proof.operators)
-    coverage = ", ".join("{}/{} {}".format(*proof.count(k), k) for k in kinds)
-    table.add_row(
-        name,
-        proof.runtime,
-        coverage,
-        f"{times['float'] / times['ours']:.2f}x",
-        f"{times['float'] / times['peer']:.2f}x",
-        f"{proof.equal:.4%}",
-        str(proof.largest),
-    )
+    whole = ", ".join("{}/{} {}".format(*proof.count(k), k) for k in kinds)
+    raced = ", ".join(f"{n} {times['float'] / times[n]:.2f}x {noise[n]:.1f} dB" for n in times if n != "float")
+    against = f", {times['rival'] / times['ours']:.2f}x of the rival" if "rival" in times else ""
+    console.print(f"{name} in {proof.runtime}: {times['float']:.2f} ms in FP32; {raced}{against}")
+    console.print(f"    {proof.equal:.3%} equal to the simulation, largest gap {proof.largest}; in integers: {whole}")
+    reasons: dict[tuple[str, str], int] = {}
     for operator in proof.operators:
         if not operator.integer:
-            console.print(f"{name} in {proof.runtime}: {operator.name} runs in float: {operator.reason}")
+            reasons[operator.kind, operator.reason] = reasons.get((operator.kind, operator.reason), 0) + 1
+    for (kind, reason), count in reasons.items():
+        console.print(f"    {count} {kind} in float: {reason}")
 
 
 def main() -> None:
     """Measure the networks named on the command line, or all."""
     parser = argparse.ArgumentParser(description=__doc__)
-    logging.getLogger().setLevel(logging.ERROR)  # the peer remarks on every BatchNorm
-    parser.add_argument("nets", nargs="*", default=list(NETS), help=", ".join(NETS))
-    console = Console(width=150)
-    table = Table(title="Deployed, batch 1, one thread; speed against FP32 in the same runtime")
-    for column in (
-        "network",
-        "runtime",
-        "in integers",
-        "speed",
-        "ORT quantize_static's speed",
-        "equal to simulation",
-        "largest gap (steps)",
-    ):
-        table.add_column(column)
-    for name in parser.parse_args().nets:
-        measure(name, NETS[name], table, console)
-    console.print(table)
+    parser.add_argument("nets", nargs="*", default=[*NETS, *ENCODERS], help=", ".join([*NETS, *ENCODERS]))
+    parser.add_argument("--runtimes", nargs="*", default=["onnxruntime", "openvino"])
+    parser.add_argument("--inductor", action="store_true", help="compile for inductor, too: minutes for each network")
+    given = parser.parse_args()
+    logging.getLogger().setLevel(logging.ERROR)  # the rivals remark on every operator
+    warnings.filterwarnings("ignore")
+    torch.set_num_threads(1)
+    console = Console(width=180, highlight=False)
+    for name in given.nets:
+        for backend in (*given.runtimes, *(["inductor"] if given.inductor else [])):
+            measure(name, backend, console)
     flags = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
     console.print(f"VNNI on this CPU: {'yes' if 'vnni' in flags else 'no (integer kernels reach about 2x of FP32)'}")
 

@@ -154,6 +154,36 @@ def measure(millions: float) -> tuple[Meter, int]:
     return meter, size
 
 
+def measure_mapped(millions: float) -> tuple[Meter, int]:
+    """Run only the steps whose weights stay in files, which are written block by block."""
+    torch.manual_seed(0)
+    empty, meter = _without_memory(millions), Meter()
+    batches = [torch.randn(16, WIDTH) for _ in range(BATCHES)]
+    folder = Path(tempfile.mkdtemp())
+    kept: dict[str, nn.Module] = {}
+    (folder / "plain").mkdir()
+    for name, _ in empty.named_children():
+        state = {f"{name}.{key}": tensor for key, tensor in Block().state_dict().items()}
+        save_file(state, folder / "plain" / f"{name}.safetensors")
+
+    def prepare() -> None:
+        kept["mapped"] = bw.prepare(bw.map_weights(empty, folder / "plain"), batches[0])
+
+    def reload() -> None:
+        kept["loaded"] = bw.load(folder / "saved", lambda: _without_memory(millions))
+
+    for name, step in (
+        ("prepare mapped", prepare),
+        ("calibrate by block", lambda: bw.calibrate_by_block(kept["mapped"], batches)),
+        ("save mapped", lambda: bw.save(kept["mapped"], folder / "saved")),
+        ("load mapped", reload),
+    ):
+        with meter.step(name):
+            step()
+    shutil.rmtree(folder)
+    return meter, sum(p.numel() * p.element_size() for p in empty.parameters())
+
+
 PAIRS = {
     "prepare": "deepcopy",
     "calibrate": "forward",
@@ -195,22 +225,34 @@ def ranks_against_one(millions: float = 25.0, batches: int = 64) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--millions", type=float, nargs="*", default=[100.0], help="parameters")
+    parser.add_argument("--mapped", action="store_true", help="only steps whose weights stay in files")
     parser.add_argument("--share", type=float, nargs=2, help="only what one rank of the last measurement does")
     given = parser.parse_args()
     if given.share:
         print(calibrate_share(given.share[0], int(given.share[1])))
         return
-    ranks_against_one()
+    if not given.mapped:
+        ranks_against_one()
     for millions in given.millions:
-        meter, size = measure(millions)
+        meter, size = measure_mapped(millions) if given.mapped else measure(millions)
         table = Table(title=f"{size / 4e6:.0f} million parameters ({size / 2**20:.0f} MiB)")
-        for name in ("step", "time", "beside", "ratio", "peak / parameters", "peak of the other"):
+        for name in ("step", "time", "peak", "peak / parameters", "beside", "ratio of times", "its peak"):
             table.add_column(name, justify="left" if name in ("step", "beside") else "right")
-        for name, other in PAIRS.items():
-            seconds, plain = meter.seconds[name], meter.seconds[other]
-            peaks = [f"{meter.growth[which] / size:.2f}" for which in (name, other)]
-            table.add_row(name, f"{seconds:.2f} s", other, f"{seconds / plain:.1f}", *peaks)
+        for name in [name for name in PAIRS if name in meter.seconds]:
+            table.add_row(name, f"{meter.seconds[name]:.2f} s", *_peak(meter, name, size), *_beside(meter, name, size))
         Console().print(table)
+
+
+def _peak(meter: Meter, name: str, size: int) -> tuple[str, str]:
+    return f"{meter.growth[name] / 2**20:.0f} MiB", f"{meter.growth[name] / size:.2f}"
+
+
+def _beside(meter: Meter, name: str, size: int) -> tuple[str, ...]:
+    """What plain torch takes for the same, if it was measured."""
+    other = PAIRS[name]
+    if other not in meter.seconds:
+        return ()
+    return other, f"{meter.seconds[name] / meter.seconds[other]:.1f}", _peak(meter, other, size)[1]
 
 
 if __name__ == "__main__":

@@ -25,8 +25,8 @@ def float_model(name: str, seed: int, train: Split, epochs: int) -> nn.Module:
     else:
         _train(model, train, epochs, seed)
         with atomic_write(path) as partial:
-            save_model(model, str(partial))
-    return model.eval()
+            save_model(model.to(memory_format=torch.contiguous_format), str(partial))
+    return model.to(memory_format=torch.channels_last).eval()
 
 
 def _train(model: nn.Module, train: Split, epochs: int, seed: int, batch: int = 128) -> None:
@@ -35,7 +35,7 @@ def _train(model: nn.Module, train: Split, epochs: int, seed: int, batch: int = 
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, weight_decay=5e-4, nesterov=True)
     steps = epochs * (len(train.labels) // batch)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.2, total_steps=steps, pct_start=0.2)
-    model.train()
+    model.to(memory_format=torch.channels_last).train()
     for epoch in range(epochs):
         for chosen in torch.randperm(len(train.labels), generator=source).split(batch)[: steps // epochs]:
             loss = F.cross_entropy(model(augment(train.images[chosen], source)), train.labels[chosen])

@@ -71,6 +71,6 @@ NETS: dict[str, Callable[[], nn.Module]] = {"resnet": resnet, "mobilenet": mobil
 
 
 def predict(model: nn.Module, images: Tensor) -> Tensor:
-    """The class of each image."""
+    """The logits of each image."""
     with torch.no_grad():
-        return torch.cat([model(batch).argmax(1) for batch in images.split(500)])
+        return torch.cat([model(batch) for batch in images.split(500)])

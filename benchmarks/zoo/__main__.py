@@ -17,7 +17,7 @@ from rich.console import Console
 from benchmarks.zoo.families import FAMILIES
 from benchmarks.zoo.libraries import install
 from benchmarks.zoo.row import Row
-from benchmarks.zoo.run import ROOT, Limits, run_family
+from benchmarks.zoo.run import BACKENDS, ROOT, Limits, run_family
 from benchmarks.zoo.table import as_table, summary
 
 HOME = ROOT / ".zoo"
@@ -28,6 +28,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("families", nargs="*", default=["*"], help="names or globs, such as 'gpt2*'; all by default")
     parser.add_argument("--list", action="store_true", help="list the families and stop")
+    parser.add_argument("--runtimes", nargs="+", choices=BACKENDS, default=BACKENDS, help="both by default")
     parser.add_argument("--results", type=Path, help="where results are kept; by default a folder for this source code")
     parser.add_argument("--libraries", type=Path, default=HOME / "libraries", help="where the libraries are installed")
     parser.add_argument("--seconds", type=float, default=600.0, help="longest time for one step")
@@ -47,7 +48,7 @@ def main() -> None:
     rows: list[Row] = []
     for number, family in enumerate(chosen, start=1):
         start = time.perf_counter()
-        found = run_family(family, results, libraries, Limits(given.seconds, given.megabytes))
+        found = run_family(family, given.runtimes, results, libraries, Limits(given.seconds, given.megabytes))
         rows += found
         states = ", ".join(f"{r.backend} {'proven' if r.proven else r.error[:90] or 'not proven'}" for r in found)
         console.print(

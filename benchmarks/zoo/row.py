@@ -47,7 +47,7 @@ class Row:
         proven: whether every limit was kept.
         missed: the limits that were not.
         notes: what was logged, such as a batch size that had to be fixed.
-        milliseconds: time of the file, and of torch's float file in the same runtime.
+        milliseconds: computing time of the file, and of torch's float file in the same runtime.
     """
 
     family: str

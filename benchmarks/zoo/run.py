@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,15 +31,15 @@ class Limits:
     megabytes: float
 
 
-def run_family(family: Family, folder: Path, libraries: Path, limits: Limits) -> list[Row]:
-    """The rows of a family, measured unless they are in ``folder``."""
+def run_family(family: Family, backends: Sequence[str], folder: Path, libraries: Path, limits: Limits) -> list[Row]:
+    """The rows of a family for some backends, measured unless they are in ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
-    while missing := [b for b in BACKENDS if not _finished(read_row(row_path(folder, family.name, b)))]:
+    while missing := [b for b in backends if not _finished(read_row(row_path(folder, family.name, b)))]:
         for backend in missing:
             row_path(folder, family.name, backend).unlink(missing_ok=True)
         end = _run(family.name, folder, missing, libraries, limits)
         _note_end(family, folder, missing, end)
-    rows = [read_row(row_path(folder, family.name, b)) for b in BACKENDS]
+    rows = [read_row(row_path(folder, family.name, b)) for b in backends]
     return [row for row in rows if row is not None]
 
 
