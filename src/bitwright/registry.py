@@ -79,7 +79,8 @@ class Registry(Generic[T]):
     def names(self, pattern: str = "*") -> list[str]:
         """List the names (not the aliases) that match a glob."""
         load_plugins()
-        return sorted(n for n in self._items if fnmatch(n, pattern))
+        known = sorted(self._items)
+        return known if pattern == "*" else [name for name in known if fnmatch(name, pattern)]
 
     def values(self) -> list[T]:
         """List what is registered, in the order of the names."""
