@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -9,7 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from bitwright.graph.capture.failures import call_model
+from bitwright.graph.capture.nesting import tensors_in
 from bitwright.modes import random_numbers_kept
+
+_Sequence = tuple | list | deque
 
 
 def runner(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[[], Any]:
@@ -27,11 +31,11 @@ def runner(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
 def difference(before: Any, after: Any, tolerance: float = 0.0, where: str = "the output") -> str:
     """Say where two results of any nesting differ, or return nothing; NaN equals NaN.
 
-    Lists and tuples count as the same, and so do all mappings. ``tolerance`` is a part of the largest value before.
+    All sequences count as the same, and so do all mappings. ``tolerance`` is a part of the largest value before.
     """
     if isinstance(before, Tensor) and isinstance(after, Tensor):
         return _of_tensors(before, after, tolerance, where)
-    alike = any(isinstance(before, kind) and isinstance(after, kind) for kind in (Mapping, tuple | list))
+    alike = any(isinstance(before, kind) and isinstance(after, kind) for kind in (Mapping, _Sequence))
     if not alike and type(before) is not type(after):
         return f"{where} was {_describe(before)} and is {_describe(after)}"
     items, others = _items(before), _items(after)
@@ -46,11 +50,12 @@ def _items(value: Any) -> dict[Any, Any] | None:
     """The parts of a container or an object; None for what has none, or compares itself."""
     if isinstance(value, Mapping):
         return dict(value)
-    if isinstance(value, tuple | list):
+    if isinstance(value, _Sequence):
         return dict(enumerate(value))
     if dataclasses.is_dataclass(value):
         return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
-    return vars(value) if type(value).__eq__ is object.__eq__ and hasattr(value, "__dict__") else None
+    by_parts = type(value).__eq__ is object.__eq__ or next(tensors_in(value), None) is not None
+    return vars(value) if by_parts and hasattr(value, "__dict__") else None
 
 
 def _equal(a: Any, b: Any) -> bool:

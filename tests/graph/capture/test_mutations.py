@@ -1,6 +1,8 @@
 """Capture: what forward puts into containers, of its arguments or its own, is put there by the graph too."""
 
 import copy
+from collections import deque
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,6 +10,7 @@ from torch import nn
 
 import bitwright as bw
 from bitwright.errors import CaptureError
+from bitwright.graph.differences import difference
 from tests.graph.capture.capturing import Net, image, same
 
 
@@ -91,6 +94,75 @@ def test_what_forward_puts_into_its_arguments(body):
             assert same(quantized(ours), model(theirs))
         assert same(ours, theirs)
         assert not same(ours, given)
+
+
+def write_into_an_item(self, d):
+    d["x"][:, 0] = 0
+    return self.conv(d["x"])
+
+
+def write_into_what_was_put_there(self, d):
+    y = self.conv(d["x"])
+    d.update(y=y)
+    d["y"].relu_()
+    return y * 2
+
+
+def write_into_the_original(self, d):
+    y = self.conv(d["x"])
+    d["list"].append(y)
+    y.relu_()
+    return d["list"][-1] * 2
+
+
+def write_into_all(self, d):
+    for value in d["list"]:
+        value.mul_(3)
+    d["inner"]["list"].append(self.conv(d["list"][0]))
+    d["inner"]["list"][0].clamp_(0, 1)
+    return d["inner"]["list"][0] + 1
+
+
+def write_into_a_default(self, d):
+    y = self.conv(d["x"])
+    d.setdefault("y", y).neg_()
+    return y * 2
+
+
+WRITES = [
+    *(write_into_an_item, write_into_what_was_put_there, write_into_the_original, write_into_all, write_into_a_default),
+]
+
+
+@pytest.mark.parametrize("body", WRITES, ids=lambda f: f.__name__)
+def test_a_write_into_an_item_is_one_into_the_tensor(body):
+    model = Net(body).eval()
+    given = {"x": image(), "inner": {"list": []}, "list": [image()]}
+    quantized = bw.prepare(model, (copy.deepcopy(given),))
+    assert bw.ledger_of(quantized).islands == {}
+    ours, theirs = copy.deepcopy(given), copy.deepcopy(given)
+    with torch.no_grad():
+        assert same(quantized(ours), model(theirs))
+    assert same(ours, theirs)
+    assert not same(ours, given)
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        (lambda x: deque([x], maxlen=3), lambda self, d: d.append(self.conv(d[0])) or d),
+        (lambda x: SimpleNamespace(x=x), lambda self, o: setattr(o, "y", self.conv(o.x)) or o),
+        (lambda x: SimpleNamespace(x=x), lambda self, o: o.x[:, 0].neg_() + self.conv(o.x)[:, 0]),
+    ],
+)
+def test_deques_and_objects_that_compare_what_they_hold(kind, body):
+    model, x = Net(body).eval(), image()
+    quantized = bw.prepare(model, (kind(x.clone()),))
+    ours, theirs = kind(x.clone()), kind(x.clone())
+    with torch.no_grad():
+        assert difference(model(theirs), quantized(ours)) == ""
+    assert difference(theirs, ours) == ""
+    assert difference(kind(x), ours) != ""
 
 
 def remember(self, x):

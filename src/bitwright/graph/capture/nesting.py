@@ -41,6 +41,17 @@ def proxies_in(item: Any, seen: set[int] | None = None) -> Iterator[ValueProxy]:
             yield from proxies_in(part, seen)
 
 
+def tensors_in(item: Any, seen: set[int] | None = None) -> Iterator[torch.Tensor]:
+    """The tensors in an object, its items or its attributes, at any depth."""
+    seen = set() if seen is None else seen
+    if isinstance(item, torch.Tensor):
+        yield item
+    elif type(item) not in LITERALS and id(item) not in seen:
+        seen.add(id(item))
+        for part in _parts(item):
+            yield from tensors_in(part, seen)
+
+
 def _parts(item: Any) -> Iterator[Any]:
     if isinstance(item, dict):
         yield from item.values()

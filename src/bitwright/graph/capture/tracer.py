@@ -11,7 +11,7 @@ from torch import fx, nn
 
 from bitwright.graph.capture.failures import Overwritten, Untraceable, call_model, our_place, users_line
 from bitwright.graph.capture.guards import Guard, check_input, check_truth, check_value
-from bitwright.graph.capture.nesting import LITERALS, holds_proxy, plain_tensors
+from bitwright.graph.capture.nesting import LITERALS, holds_proxy, plain_tensors, tensors_in
 from bitwright.graph.capture.objects import ConstantObject, construction_of
 from bitwright.graph.capture.patches import recording
 from bitwright.graph.capture.proxy import IN_PLACE_OPERATORS, ValueProxy, value_of
@@ -55,6 +55,7 @@ class ValueTracer(fx.Tracer):
         self._names: dict[int, str] = {}
         self._buffers: set[str] = set()
         self._memory: dict[fx.Node, frozenset[int]] = {}
+        self._containers: dict[fx.Node, Any] = {}
 
     def trace_call(
         self, root: nn.Module, inputs: Mapping[str, Any], call: Callable[..., Any], fixed: Collection[str] = ()
@@ -143,7 +144,11 @@ class ValueTracer(fx.Tracer):
             raise self.refuse("a nested tensor cannot be recorded")
         node = self.create_node(kind, target, self.create_arg(args), self.create_arg(kwargs), _name_for(target))
         memory = self._memory[node] = _memory(value)
-        shares = tuple(n for n in node.all_input_nodes if memory & self._memory.get(n, _NOTHING))
+        if value is None:  # what fills a container shares memory with it
+            memory = memory.union(*(_memory(self._containers.get(n)) for n in node.all_input_nodes))
+        elif not isinstance(value, torch.Tensor | tuple):
+            self._containers[node] = value
+        shares = tuple(n for n in node.all_input_nodes if memory & self._memory_of(n))
         set_value(node, value, scope=self._scope[-1], grad=torch.is_grad_enabled(), shares=shares)
         proxy = ValueProxy(node, self, value)
         if value is None:
@@ -206,6 +211,10 @@ class ValueTracer(fx.Tracer):
         set_facts(node, tensor=tensor_info(value))
         self._memory[node] = _memory(value)
         return node
+
+    def _memory_of(self, node: fx.Node) -> frozenset[int]:
+        """Where the tensors of a node's value lie; those of a container as it is now."""
+        return self._memory.get(node, _NOTHING).union(_memory(self._containers.get(node)))
 
     def keep_constants(self) -> None:
         """Set the tensors that forward made, and that the graph reads, as attributes of the root."""
@@ -359,9 +368,7 @@ _NOTHING: frozenset[int] = frozenset()
 
 
 def _memory(value: Any) -> frozenset[int]:
-    """Where in memory a tensor, or several in a sequence, lie: by this a view is known from a new tensor."""
+    """Where in memory a tensor, or those in a container, lie: by this a view is known from a new tensor."""
     if isinstance(value, torch.Tensor):
         return frozenset({value.untyped_storage().data_ptr()} - {0}) if value.layout is torch.strided else _NOTHING
-    if isinstance(value, tuple | list):
-        return _NOTHING.union(*(_memory(item) for item in value))
-    return _NOTHING
+    return _NOTHING.union(*map(_memory, tensors_in(value)))
