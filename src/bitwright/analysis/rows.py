@@ -105,11 +105,15 @@ def _source_rows(path: str, region: CapturedModel) -> list[Row]:
 
 
 def _end_of_group(node: fx.Node) -> fx.Node:
-    """The activation that is computed together with an integer operator, or the operator itself."""
-    own, users = decision_on(node), list(node.users)
-    after = decision_on(users[0]) if len(users) == 1 else None
-    fused = after is not None and after.verdict is Verdict.FUSED
-    return users[0] if fused and own is not None and own.verdict is Verdict.INTEGER else node
+    """The last of what is computed together with an integer operator, or the operator itself."""
+    own = decision_on(node)
+    if own is None or own.verdict is not Verdict.INTEGER:
+        return node
+    while len(node.users) == 1 and (after := decision_on(user := next(iter(node.users)))) is not None:
+        if after.verdict is not Verdict.FUSED:
+            break
+        node = user
+    return node
 
 
 def _quantizer_after(node: fx.Node, region: CapturedModel) -> tuple[fx.Node, TensorQuantizer] | None:

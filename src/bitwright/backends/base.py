@@ -50,7 +50,11 @@ class Backend(Strict):
         chosen |= {} if self.folding.constants else {"fold_scale": False, "fold_before": False}
         pools = "adaptive_avg_pool2d" in self.operators.integer and "mean" not in self.operators.integer
         chosen |= {"mean_to_pool": True} if pools else {}
-        return chosen | ({"decompose_attention": True} if self.operators.split_attention else {})
+        split = {
+            "decompose_attention": self.operators.split_attention,
+            "split_activations": self.operators.split_activations,
+        }
+        return chosen | {name: True for name, wanted in split.items() if wanted}
 
     @classmethod
     def parse(cls, source: "Mapping[str, Any] | str | Path | Backend") -> "Backend":

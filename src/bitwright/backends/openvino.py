@@ -169,6 +169,8 @@ OPENVINO = register_backend(
             "share_inputs": ("cat",),
             "float_apart": True,
             "dynamic_lstm": False,
+            "split_activations": False,
+            "scaled_results": False,
             "reasons": {
                 "batch_norm": "no convolution or linear layer before it to fold into",
                 "mul": "OpenVINO fuses it with its neighbours in float",

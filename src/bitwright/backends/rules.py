@@ -151,6 +151,11 @@ class OperatorRules(Strict):
     """Whether ``nn.LSTM`` computes on integer weights, with ranges that are found while it runs."""
     split_attention: bool = False
     """Whether ``scaled_dot_product_attention`` becomes matrix products and a softmax."""
+    split_activations: bool = False
+    """Whether SiLU, hard-sigmoid and hard-swish become sums, products and sigmoids."""
+    scaled_results: bool = False
+    """Whether a product or quotient with a positive number, after an operator with a quantized result, becomes part of
+    the scale of that result."""
 
 
 class FoldingRules(Strict):

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from bitwright.backends import OperatorRules
 from bitwright.errors import ExportError
 from bitwright.exporting import rewrites
 from bitwright.exporting.guards import guard
@@ -62,6 +63,7 @@ class Deployment:
         origins: what its modules stand for, by their qualified names.
         clean: whether nothing in it is there for a runtime's sake.
         apart: whether it keeps OpenVINO from computing other values.
+        scaled_results: whether positive factors become part of scales.
     """
 
     model: nn.Module
@@ -69,6 +71,7 @@ class Deployment:
     origins: dict[str, Origin]
     clean: bool = False
     apart: bool = False
+    scaled_results: bool = False
 
     def results(self) -> list[str]:
         """The names of what the model returns: keys and attributes, or else nodes; empty where no graph says them."""
@@ -130,7 +133,8 @@ class _Deploying:
 
     def __init__(self, twin: nn.Module, clean: bool = False) -> None:
         self.twin, self.clean = twin, clean
-        self.apart = not clean and is_prepared(twin) and ledger_of(twin).backend.operators.float_apart
+        rules = ledger_of(twin).backend.operators if is_prepared(twin) and not clean else OperatorRules()
+        self.apart, self.scaled_results = rules.float_apart, rules.scaled_results
         self.origins: dict[str, Origin] = {}
         self.names = {id(quantizer): name for name, quantizer in quantizers(twin).items()}
         self.in_graphs: set[int] = set()
@@ -150,7 +154,14 @@ class _Deploying:
             region.delete_all_unused_submodules()  # an exporter's work grows with the square of parameters and buffers
         if self.clean:
             self._drop_guards()
-        return Deployment(twin, quantized=True, origins=self.origins, clean=self.clean, apart=self.apart)
+        return Deployment(
+            twin,
+            quantized=True,
+            origins=self.origins,
+            clean=self.clean,
+            apart=self.apart,
+            scaled_results=self.scaled_results,
+        )
 
     def _deployed_layers(self) -> dict[Any, nn.Module]:
         layers: dict[Any, nn.Module] = {}

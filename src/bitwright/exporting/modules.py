@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from bitwright.exporting.parts import IntegerTensor, KeepFloat, Site, TableTensor, as_integers, deployed
+from bitwright.nn.activation_parts import gated
 from bitwright.nn.bias import INT32_MAX, round_bias, rounded_bias
 from bitwright.nn.functional import QuantFunction
 from bitwright.nn.products import deployed_function
@@ -19,7 +20,7 @@ class Call(nn.Module):
 
     def __init__(self, node: fx.Node) -> None:
         super().__init__()
-        self.target = node.target
+        self.target = torch.mul if node.target is gated else node.target
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         """Make the call."""

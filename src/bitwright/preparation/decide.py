@@ -8,6 +8,7 @@ from bitwright.backends import Backend
 from bitwright.graph import CapturedModel
 from bitwright.graph.facts import facts
 from bitwright.graph.names import node_name
+from bitwright.graph.passes.fold.arithmetic import Arithmetic
 from bitwright.graph.walks import reached_from
 from bitwright.nn.operators import Operator, operator_of
 from bitwright.nn.registry import qmodule_for
@@ -58,26 +59,34 @@ def _describe(
 
 
 def join_activations(region: Region, backend: Backend) -> None:
-    """Let each activation that the backend fuses join the integer operator whose only user it is."""
+    """Let activations and factors that the backend fuses join the integer operator whose only readers they are."""
     for node, decision in region.decisions.within(region.model.graph):
         before = region.decisions.get(node.args[0]) if node.args else None
-        if before is not None and _may_join(node, decision, backend) and _takes_activation(node, before, backend):
+        if before is None or decision.skipped or decision.forced or decision.operator is None:
+            continue
+        if len(node.all_input_nodes[0].users) > 1:
+            continue
+        if _joins_activation(node, decision.operator, before, backend) or _joins_factor(node, region, backend):
             region.decisions.judge(node, fused_with(before.name))
 
 
-def _may_join(node: fx.Node, decision: Decision, backend: Backend) -> bool:
-    """Whether an activation need not be computed, and rounded, by itself."""
-    if not facts(node).joins or decision.skipped or decision.forced or decision.operator is None:
+def _joins_activation(node: fx.Node, activation: Operator, before: Decision, backend: Backend) -> bool:
+    """Whether the target computes an activation together with the operator before it."""
+    if not facts(node).joins or before.keeps_float_result or before.kind in backend.operators.unfused:
         return False
     plain_limits = len(node.all_input_nodes) == 1
-    return plain_limits and decision.operator.name in backend.operators.fused
+    return plain_limits and activation.name in backend.operators.fused and before.verdict is Verdict.INTEGER
 
 
-def _takes_activation(node: fx.Node, before: Decision, backend: Backend) -> bool:
-    """Whether the target computes an operator together with the activation after it."""
-    if before.keeps_float_result or before.kind in backend.operators.unfused:
+def _joins_factor(node: fx.Node, region: Region, backend: Backend) -> bool:
+    """Whether a product with a positive number becomes part of the scale of the result before it."""
+    factor = Arithmetic.read(node) if backend.operators.scaled_results else None
+    if factor is None or not factor.only_scales or factor.tensor is not node.args[0]:
         return False
-    return before.verdict is Verdict.INTEGER and len(node.all_input_nodes[0].users) == 1
+    source: fx.Node = factor.tensor
+    while (maker := region.decisions.get(source)) is not None and maker.verdict is Verdict.FUSED:
+        source = source.all_input_nodes[0]
+    return maker is not None and maker.verdict is Verdict.INTEGER and maker.places(backend)[1]
 
 
 def _first_last_layers(model: CapturedModel, modules: dict[str, nn.Module]) -> set[fx.Node]:

@@ -118,8 +118,9 @@ class Demand:
     def _producer(self, tensor: fx.Node) -> Decision | None:
         """What computes a tensor, if its rule says how the result is quantized."""
         decision = self.decisions.get(tensor)
-        if decision is not None and decision.verdict is Verdict.FUSED and not decision.insists("output"):
-            decision = self.decisions.get(tensor.all_input_nodes[0])
+        while decision is not None and decision.verdict is Verdict.FUSED and not decision.insists("output"):
+            tensor = tensor.all_input_nodes[0]
+            decision = self.decisions.get(tensor)
         return decision if decision is not None and decision.insists("output") else None
 
     def _ask(self, key: Key, recipe: TensorRecipe) -> _Request:

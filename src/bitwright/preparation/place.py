@@ -150,8 +150,9 @@ def _placed_by_hand(region: Region, backend: Backend) -> set[fx.Node]:
 
 
 def _end_of_group(node: fx.Node, decisions: Decisions) -> fx.Node:
-    """The last node computed together with ``node``: itself, or the activation fused with it."""
-    users = list(node.users)
-    if len(users) == 1 and (after := decisions.get(users[0])) is not None and after.verdict is Verdict.FUSED:
-        return users[0]
+    """The last node computed together with ``node``: itself, or the last of what is fused with it."""
+    while len(node.users) == 1 and (after := decisions.get(user := next(iter(node.users)))) is not None:
+        if after.verdict is not Verdict.FUSED:
+            break
+        node = user
     return node

@@ -45,7 +45,12 @@ def build(deployment: Deployment, inputs: Inputs, options: ExportOptions, format
     """The ONNX model of a deployed one, checked, and its record, which is not in it yet."""
     import onnx_ir as ir
 
-    from bitwright.exporting.onnx.cleaning import add_biases, separate_weights, transpose_for_each_reader
+    from bitwright.exporting.onnx.cleaning import (
+        add_biases,
+        scale_results,
+        separate_weights,
+        transpose_for_each_reader,
+    )
     from bitwright.exporting.onnx.ends import name_inputs, name_outputs
     from bitwright.exporting.onnx.half import store_half
     from bitwright.exporting.onnx.names import name_after_model
@@ -63,6 +68,8 @@ def build(deployment: Deployment, inputs: Inputs, options: ExportOptions, format
     if any(_is_text(value) for node in model.graph for value in (*node.inputs, *node.outputs)):  # see adaptive.py
         raise ExportError("ONNX has nothing for the indices of an adaptive pool: do without return_indices=True")
     transpose_for_each_reader(model)
+    if deployment.scaled_results:
+        scale_results(model)
     if deployment.apart:
         add_biases(model)
         separate_weights(model)

@@ -21,6 +21,36 @@ def transpose_for_each_reader(model: Any) -> None:  # noqa: ANN401
             user.replace_input_with(position, own.outputs[0])
 
 
+def scale_results(model: Any) -> None:  # noqa: ANN401
+    """Make a positive factor before a quantizer part of its scale:  Q(x·c; s)  ->  Q(x; s/c).
+
+    Integers come out the same, but for rounding. What reads them goes on dequantizing with s.
+    """
+    for node in [n for n in model.graph if n.op_type in ("Mul", "Div")]:
+        uses = list(node.outputs[0].uses())
+        factor = _number(node.inputs[1])
+        if len(uses) != 1 or node.outputs[0].is_graph_output() or factor is None or not factor > 0:
+            continue
+        quantizer, position = uses[0]
+        scale = quantizer.inputs[1] if quantizer.op_type == "QuantizeLinear" and position == 0 else None
+        if scale is None or scale.const_value is None:
+            continue
+        found = scale.const_value.numpy()
+        scaled = (found * factor if node.op_type == "Div" else found / factor).astype(found.dtype)
+        name = f"{scale.name}/{node.outputs[0].name}"
+        made = ir.Value(name=name, const_value=ir.tensor(scaled, name=name), shape=scale.shape, type=scale.type)
+        model.graph.register_initializer(made)
+        quantizer.replace_input_with(0, node.inputs[0])
+        quantizer.replace_input_with(1, made)
+        model.graph.remove(node, safe=True)
+
+
+def _number(value: Any) -> float | None:  # noqa: ANN401
+    """What a constant with a single value holds."""
+    constant = None if value is None else value.const_value
+    return float(constant.numpy().reshape(-1)[0]) if constant is not None and constant.size == 1 else None
+
+
 def add_biases(model: Any) -> None:  # noqa: ANN401
     """Add the biases of convolutions after them in a graph that computes sizes.
 

@@ -5,13 +5,14 @@ import operator as py
 import torch
 import torch.nn.functional as F
 
+from bitwright.nn.activation_parts import gated
 from bitwright.nn.attention_parts import AttentionProduct, add_mask
 from bitwright.nn.operators.base import Operator, Source, register_operator
 
 _ELEMENTWISE: dict[str, tuple[Source, ...]] = {
     "add": (py.add, py.iadd, torch.add, "add", "add_", "__add__", "__radd__", "__iadd__"),
     "sub": (py.sub, py.isub, torch.sub, torch.subtract, "sub", "sub_"),
-    "mul": (py.mul, py.imul, torch.mul, torch.multiply, "mul", "mul_"),
+    "mul": (py.mul, py.imul, torch.mul, torch.multiply, "mul", "mul_", gated),
     "div": (py.truediv, py.itruediv, torch.div, torch.divide, torch.true_divide, "div", "div_"),
     "add_mask": (add_mask,),
 }

@@ -1,5 +1,6 @@
 """Sums and products with constants, read from the graph: which operand is the constant, and where it varies."""
 
+import math
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -57,6 +58,13 @@ class Arithmetic:
     def shifts(self) -> bool:
         """Whether it adds something, or only multiplies."""
         return self.function in (torch.add, torch.sub)
+
+    @property
+    def only_scales(self) -> bool:
+        """Whether it multiplies or divides by a positive number."""
+        if self.shifts or self.divides_by_tensor or isinstance(self.constant, fx.Node):
+            return False
+        return 0 < self.constant < math.inf and self.why_not(-1, set) is None
 
     @property
     def divides_by_tensor(self) -> bool:
