@@ -228,7 +228,7 @@ def test_with_everything_switched_off(name):
     ("name", "floats"),
     [
         ("shufflenet", set()),
-        ("efficientnet", {"silu"}),
+        ("efficientnet", set()),
         ("convnext", {"layer_norm", "gelu"}),
         ("vit", {"layer_norm", "gelu", "softmax", "mul"}),
     ],
