@@ -56,7 +56,7 @@ def test_mistyped_names(fruits, name, message):
 
 
 def test_a_name_is_text(fruits):
-    with pytest.raises(ConfigError, match=r"a fruit is chosen by its name \(a str\), not by 3"):
+    with pytest.raises(ConfigError, match=r"a fruit must be chosen by its name \(a str\), not 3"):
         fruits.get(3)
 
 

@@ -121,9 +121,9 @@ def test_a_spec_is_frozen_and_changed_by_copy():
         ("int8 channel:0:1", ConfigError, "cannot read 'channel:0:1'"),
         ("int8 group", ConfigError, "cannot read 'group'"),
         ("int8 group:0", ConfigError, "a group holds at least 1 value, not 0"),
-        ("uint8 narrow", ConfigError, "narrow range is for signed formats only, not for uint8"),
-        ("", ConfigError, "a spec is text like 'int8 symmetric channel:0', not ''"),
-        (8, ConfigError, "a spec is text like 'int8 symmetric channel:0', not 8"),
+        ("uint8 narrow", ConfigError, "narrow range is only for signed formats, not for uint8"),
+        ("", ConfigError, "a spec must be text like 'int8 symmetric channel:0', not ''"),
+        (8, ConfigError, "a spec must be text like 'int8 symmetric channel:0', not 8"),
     ],
 )
 def test_refusals(text, error, message):

@@ -95,7 +95,7 @@ def calibrate_by(
                 quantizer.observe()
             number = observe(seeing)
             if not number:
-                raise CalibrationError("the calibration data is empty: it gave no batch")
+                raise CalibrationError("the calibration data is empty: it yielded no batch")
         join(ranks, model, seeing, number, uneven=uneven)
         unseen = _unseen(model, set(seeing.values()))
         seen = [quantizer for quantizer in found if quantizer not in unseen]
@@ -120,7 +120,7 @@ def _say_what_is_untrained(model: nn.Module, found: list[TensorQuantizer]) -> No
     for name, asked in untaught.items():
         first = asked[0].label or "tensor"
         said.append(
-            f"{name} was asked for {len(asked)} tensors (the first is {first}), but calibration alone rounds them to "
+            f"{name} was chosen for {len(asked)} tensors (the first is {first}), but calibration alone rounds them to "
             f"nearest: bw.reconstruct(model, batches, method={asked[0].method.reconstruction!r}) learns the rounding"
         )
     uncorrected = uncorrected_note(model)
@@ -136,7 +136,7 @@ def uncorrected_note(model: nn.Module) -> str | None:
     steps = ledger_of(model).recipe.correct
     if not steps:
         return None
-    return f"the recipe asks for corrections ({', '.join(steps)}): bw.correct(model, batches) makes them"
+    return f"the recipe asks for corrections ({', '.join(steps)}): bw.correct(model, batches) applies them"
 
 
 @contextmanager
@@ -160,7 +160,7 @@ def as_batches(batches: Iterable[Any]) -> Iterable[Any]:
         return [batches]
     if not isinstance(batches, Iterable) or isinstance(batches, str):
         raise CalibrationError(
-            f"the data must be batches to iterate over, such as a list or a DataLoader, not {batches!r}"
+            f"the data must be an iterable of batches, such as a list or a DataLoader, not {batches!r}"
         )
     return batches
 
@@ -212,7 +212,7 @@ def _leave_float(model: nn.Module, unseen: set[TensorQuantizer]) -> None:
         quantizer.disable()
     if unseen:
         names = ", ".join(sorted(quantizer.label or "a tensor" for quantizer in unseen))
-        note = f"no calibration data reached these, so they stay float: {names}"
+        note = f"calibration data never reached these, so they stay float: {names}"
         ledger_of(model).notes.append(note)
         _log.warning("%s. To quantize them, enable() them and calibrate with data that reaches them", note)
 
@@ -255,7 +255,7 @@ def _check_finite(seeing: list[TensorQuantizer], batch: int) -> None:
         return
     first = next(q for q, ends in seen.items() if not bool(torch.isfinite(ends).all()))
     raise CalibrationError(
-        f"calibration batch {batch} makes NaN or infinity in the {first.label or 'tensor'}; "
+        f"calibration batch {batch} produces NaN or infinity in the {first.label or 'tensor'}; "
         "check the data and the model's weights"
     )
 

@@ -48,7 +48,7 @@ class Checkpoint:
                 raise SaveError(f"the checkpoint {str(folder)[:200]!r} is not a folder")
             check_output(self.path)
         except (OSError, ValueError, ConfigError) as error:
-            raise SaveError(f"the checkpoint {str(folder)[:200]!r} cannot be there: {in_words(error)}") from error
+            raise SaveError(f"the checkpoint {str(folder)[:200]!r} cannot be used: {in_words(error)}") from error
 
     @property
     def due(self) -> bool:
@@ -77,13 +77,13 @@ class Checkpoint:
                 text = file.metadata() or {}
                 tensors = {name: file.get_tensor(name) for name in sorted(file.keys())}
             if digest_of([text["identity"], text["data"], tensors]) != text["digest"]:
-                raise ValueError("it was changed or damaged since it was written")
+                raise ValueError("it was changed or damaged after it was written")
             identity, data = json.loads(text["identity"]), json.loads(text["data"])
         except (OSError, SafetensorError, KeyError, ValueError) as error:
             raise SaveError(f"{where} cannot be read ({error}); remove it to start over") from error
         other = [name for name, value in self._identity.items() if identity.get(name) != value]
         if other:
-            raise SaveError(f"{where} is of another {' and another '.join(other)}; remove it to start over")
+            raise SaveError(f"{where} belongs to another {' and another '.join(other)}; remove it to start over")
         return Saved(tensors, data)
 
 

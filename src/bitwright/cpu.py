@@ -11,7 +11,7 @@ CPUS = {"vnni": True, "amx": True, "arm64": True, "avx512": False, "avx2": False
 def adds_in_32_bits(cpu: str = "") -> bool:
     """Whether a kind of CPU adds products of bytes in 32 bits: one of ``CPUS``, by default this machine's."""
     if cpu and cpu not in CPUS:
-        raise UnknownNameError(f"no kind of CPU is called {cpu!r}{suggest(cpu, CPUS)}")
+        raise UnknownNameError(f"unknown kind of CPU {cpu!r}{suggest(cpu, CPUS)}")
     return CPUS[cpu] if cpu else has_vnni()
 
 

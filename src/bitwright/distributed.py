@@ -155,8 +155,8 @@ def _waiting(timeout: float) -> Iterator[None]:
     except (RuntimeError, ValueError) as error:
         reason = " ".join(str(error).split())[:300]
         raise DistributedError(
-            f"rank {rank()} of {world_size()} waited for the others, at most {timeout:g} s (as timeout= says), and one "
-            f"of them ended, hangs, or does something else: {reason}"
+            f"rank {rank()} of {world_size()} waited up to {timeout:g} s (set by timeout=) for the others, and one of "
+            f"them ended, hangs, or does something else: {reason}"
         ) from error
 
 

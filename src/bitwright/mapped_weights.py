@@ -61,7 +61,7 @@ def _refuse_lost(names: list[str]) -> None:
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     raise ConfigError(
         f"the weights do not have {', '.join(names[:_SHOWN])}{more}, which the model has on the meta device; build "
-        "what is not in the files (as buffers that are not saved) on the CPU"
+        "on the CPU what is not in the files (such as buffers that are not saved)"
     )
 
 

@@ -92,7 +92,7 @@ def _patterns(given: str | Iterable[str] | None, model: nn.Module) -> list[str] 
     patterns = [given] if isinstance(given, str) else list(given)
     for pattern in patterns:
         if not any(_matches([pattern], name) for name in names):
-            raise UnknownNameError(f"no module is called {pattern!r}{suggest(pattern, [n for n in names if n])}")
+            raise UnknownNameError(f"no module is named {pattern!r}{suggest(pattern, [n for n in names if n])}")
     return patterns
 
 

@@ -107,7 +107,7 @@ def join(ranks: Ranks, model: nn.Module, seeing: Mapping[str, TensorQuantizer], 
     for what, digest in identity_of(model).items():
         ranks.agree(f"the {what}", digest)
     if not uneven:
-        ranks.agree("the number of batches", str(batches), "give each the same number, or say uneven=True")
+        ranks.agree("the number of batches", str(batches), "give each rank the same number, or pass uneven=True")
     merge_over_ranks(ranks, seeing)
 
 

@@ -38,7 +38,7 @@ def initialize(
     defaults = replaceable()
     for name in [float_module_list] if isinstance(float_module_list, str) else float_module_list or ():
         if defaults.pop(name, None) is None:
-            raise UnknownNameError(f"no layer called {name!r} would be replaced{suggest(name, replaceable())}")
+            raise UnknownNameError(f"no layer named {name!r} would be replaced{suggest(name, replaceable())}")
     wanted: dict[tuple[ModuleType, str], type[nn.Module]] = {(nn, name): cls for name, cls in defaults.items()}
     for place, name, cls in custom_quant_modules or ():
         if not hasattr(place, name):

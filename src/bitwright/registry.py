@@ -67,7 +67,7 @@ class Registry(Generic[T]):
     def get(self, name: str) -> T:
         """Return what ``name`` stands for, or raise with the nearest names."""
         if not isinstance(name, str):
-            raise ConfigError(f"a {self.kind} is chosen by its name (a str), not by {name!r}")
+            raise ConfigError(f"a {self.kind} must be chosen by its name (a str), not {name!r}")
         for _ in range(2):
             item = self._items.get(self._aliases.get(name, name))
             if item is not None:

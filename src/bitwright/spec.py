@@ -137,7 +137,7 @@ class QuantSpec:
         if not isinstance(self.granularity, PerTensor | PerChannel | PerGroup):
             raise ConfigError(f"granularity must be PerTensor, PerChannel or PerGroup, not {self.granularity!r}")
         if self.narrow and not self.format.signed:
-            raise ConfigError(f"narrow range is for signed formats only, not for {self.format}")
+            raise ConfigError(f"narrow range is only for signed formats, not for {self.format}")
         if self.format.floating and (self.narrow or not self.symmetric):
             raise ConfigError(f"{self.format} is symmetric and has no narrow range")
         lowest, highest = self.format.limits
@@ -153,12 +153,12 @@ class QuantSpec:
         if isinstance(text, QuantSpec):
             return text
         if not isinstance(text, str) or not text.split():
-            raise ConfigError(f"a spec is text like 'int8 symmetric channel:0', not {text!r}")
+            raise ConfigError(f"a spec must be text like 'int8 symmetric channel:0', not {text!r}")
         head, *words = text.split()
         number = NumberFormat(head)
         flags = _FLAGS.intersection(words)
         if {"symmetric", "affine"} <= flags:
-            raise ConfigError(f"the spec {text!r} asks for both symmetric and affine")
+            raise ConfigError(f"the spec {text!r} has both symmetric and affine")
         return cls(
             number,
             symmetric="symmetric" in flags or ("affine" not in flags and number.signed),

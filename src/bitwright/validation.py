@@ -128,7 +128,7 @@ def _refuse_repeated(keys: Iterable[Any]) -> None:
     seen = set()
     for key in keys:
         if key in seen:
-            raise ValueError(f"the key {shown(key)} stands twice in one mapping")
+            raise ValueError(f"the key {shown(key)} appears twice in one mapping")
         seen.add(key)
 
 

@@ -199,7 +199,7 @@ def test_a_progress_bar_is_optional(model, capsys):
 @pytest.mark.parametrize("data", [[], iter(()), (x for x in ())])
 def test_empty_data(model, data):
     before = state(model)
-    with pytest.raises(CalibrationError, match="the calibration data is empty: it gave no batch"):
+    with pytest.raises(CalibrationError, match="the calibration data is empty: it yielded no batch"):
         bw.calibrate(model, data)
     assert same(state(model), before)
 
@@ -209,7 +209,7 @@ def test_nan_and_infinity(model, value):
     good, bad = image(), image()
     bad[0, 0, 0, 0] = value
     with pytest.raises(
-        CalibrationError, match="calibration batch 2 makes NaN or infinity in the output of x; check the data"
+        CalibrationError, match="calibration batch 2 produces NaN or infinity in the output of x; check the data"
     ):
         bw.calibrate(model, [good, bad])
 
@@ -251,7 +251,7 @@ def test_layers_that_no_data_reaches_stay_float(caplog):
     original = Branch()
     model = bw.prepare(original, torch.ones(1, 3))
     bw.calibrate(model, [torch.ones(2, 3)])
-    note = "no calibration data reached these, so they stay float: b.weight, input of b"
+    note = "calibration data never reached these, so they stay float: b.weight, input of b"
     assert bw.ledger_of(model).notes[-1] == note
     assert note in caplog.text
     assert {name for name, q in quantizers(model).items() if not q.enabled} == {

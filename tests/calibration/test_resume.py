@@ -93,9 +93,9 @@ def test_another_model_recipe_or_order_is_refused(tmp_path):
     torch.manual_seed(8)
     other = net()
     other[0].weight.data += 1
-    with pytest.raises(SaveError, match=r"is of another model; remove it to start over"):
+    with pytest.raises(SaveError, match=r"belongs to another model; remove it to start over"):
         bw.calibrate(prepared(model=other), data(), checkpoint=tmp_path)
-    with pytest.raises(SaveError, match=r"is of another recipe"):
+    with pytest.raises(SaveError, match=r"belongs to another recipe"):
         bw.calibrate(prepared("MSEObserver"), data(), checkpoint=tmp_path)
     with pytest.raises(SaveError, match=r"other data, or of the same in another order: its 4 batches are not"):
         bw.calibrate(prepared(), data()[::-1], checkpoint=tmp_path)

@@ -125,13 +125,13 @@ def test_another_model_recipe_or_data_is_refused(tmp_path, monkeypatch):
     other.layers[0].weight.data += 1
     given = [(other, data()), (prepared(fill=0.5), data())]
     for model, batches in given:
-        with pytest.raises(SaveError, match=r"is of another model; remove it to start over"):
+        with pytest.raises(SaveError, match=r"belongs to another model; remove it to start over"):
             bw.calibrate_by_block(model, batches, checkpoint=tmp_path)
-    with pytest.raises(SaveError, match=r"is of another recipe; remove it to start over"):
+    with pytest.raises(SaveError, match=r"belongs to another recipe; remove it to start over"):
         bw.calibrate_by_block(prepared("MSEObserver"), data(), checkpoint=tmp_path)
     model = prepared()
     for batches in (data()[::-1], data(3), data(5)):
-        with pytest.raises(SaveError, match=r"is of another data set; remove it to start over"):
+        with pytest.raises(SaveError, match=r"belongs to another data set; remove it to start over"):
             bw.calibrate_by_block(model, batches, checkpoint=tmp_path)
     assert all(not q.calibrated and not q.observer.batches for q in quantizers(model).values())
     bw.calibrate_by_block(model, data(), checkpoint=tmp_path)

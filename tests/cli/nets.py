@@ -23,7 +23,7 @@ class Net(nn.Module):
 
 
 class Untraceable(nn.Module):
-    """Asks for the data of a tensor: runs as written, its parts are captured on their own."""
+    """Asks for the data of a tensor: runs as written, its submodules are captured separately."""
 
     def __init__(self):
         super().__init__()

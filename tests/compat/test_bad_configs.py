@@ -57,7 +57,7 @@ def test_other_ways_in_have_them_too(tmp_path: Path):
     with pytest.raises(ConfigError, match=r"quan_policy must be a mapping of settings, not \[1\]"):
         convert(_written(tmp_path, "quan_policy: [1]\ntype: mTransformerV2\n"))
     pact = "A: {QSCHEME: per-tensor-affine, QUANTIZER: {TYPE: pact, BIT: 8, PACT: {ALPHA_VALUE: '8'}}}\n"
-    with pytest.raises(ConfigError, match=r"ALPHA_VALUE is a number, not '8'"):
+    with pytest.raises(ConfigError, match=r"ALPHA_VALUE must be a number, not '8'"):
         convert(_written(tmp_path, pact))
 
 

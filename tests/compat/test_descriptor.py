@@ -119,8 +119,8 @@ def test_fp8_specs():
         ({"num_bits": "8"}, TypeError, r"num_bits must be an integer, or \(4, 3\) or \(5, 2\) for fp8, not '8'"),
         ({"num_bits": True}, TypeError, "num_bits must be an integer"),
         ({"num_bits": -1}, ValueError, "num_bits must be 0 or more, not -1"),
-        ({"name": 3}, TypeError, "name must be a text or None, not 3"),
-        ({"num_bits": (3, 4)}, TypeError, r"num_bits of fp8 is \(4, 3\) or \(5, 2\), not \(3, 4\)"),
+        ({"name": 3}, TypeError, "name must be a string or None, not 3"),
+        ({"num_bits": (3, 4)}, TypeError, r"num_bits of fp8 must be \(4, 3\) or \(5, 2\), not \(3, 4\)"),
         ({"num_bits": (4, 3), "unsigned": True}, ConfigError, r"\(4, 3\) is a signed format: unsigned must be False"),
         ({"num_bits": (4, 3), "fake_quant": False}, ConfigError, r"\(4, 3\) has no integers: fake_quant must be True"),
         ({"axis": 1.5}, TypeError, "axis must be None, an integer or several, not 1.5"),
@@ -144,7 +144,7 @@ def test_refusals(fields, error, message):
 
 
 def test_yaml_refusals():
-    with pytest.raises(ConfigError, match=r"a descriptor in YAML is a mapping of fields, not \[1, 2\]"):
+    with pytest.raises(ConfigError, match=r"a descriptor in YAML must be a mapping of fields, not \[1, 2\]"):
         QuantDescriptor.from_yaml("[1, 2]")
     with pytest.raises(ConfigError, match="this is not YAML"):
         QuantDescriptor.from_yaml("{a: [")

@@ -206,7 +206,7 @@ def test_the_layers_replaced_are_the_old_ones(restored):
     assert nn.Linear is quant_nn.QuantLinear
     pytorch_quantization.deactivate()
     assert nn.Conv2d is originals[3]
-    with pytest.raises(bw.errors.UnknownNameError, match="no layer called 'Linearr' would be replaced"):
+    with pytest.raises(bw.errors.UnknownNameError, match="no layer named 'Linearr' would be replaced"):
         pytorch_quantization.initialize(["Linearr"])
     assert nn.Conv2d is originals[3]
 

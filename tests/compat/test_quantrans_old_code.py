@@ -101,7 +101,7 @@ def test_the_printed_class_and_ours_agree_train_and_export(printed, caplog):
             optimizer.step()
         model.eval()
     assert torch.equal(made[printed](x), made["mTransformerV2"](x))
-    assert "makes nothing of model_name" in caplog.text
+    assert "does not use model_name" in caplog.text
     buffer = io.BytesIO()
     with enable_onnx_export():
         torch.onnx.export(made[printed], (x,), buffer, input_names=["x"])

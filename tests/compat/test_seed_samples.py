@@ -186,9 +186,9 @@ def test_all_ways_in_one_prepared_model(tmp_path):
     prepared = bw.prepare(model, x)
     assert torch.equal(prepared(x), model(x))
     reasons = {e.name: (e.verdict, e.reason) for e in bw.ledger_of(prepared).entries}
-    assert reasons["pool"] == (Verdict.INTEGER, "has quantizers of its own")
+    assert reasons["pool"] == (Verdict.INTEGER, "has its own quantizers")
     assert reasons["by_hand"] == (Verdict.INTEGER, "a quantizer placed by hand")
-    assert reasons["fc"] == (Verdict.INTEGER, "has quantizers of its own")
+    assert reasons["fc"] == (Verdict.INTEGER, "has its own quantizers")
     bw.calibrate(prepared, [x])
     for name in ("pool._input_quantizer", "by_hand", "fc._weight_quantizer", "fc._input_quantizer"):
         assert prepared.get_submodule(name).amax is not None, name

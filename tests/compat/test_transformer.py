@@ -180,7 +180,7 @@ def test_excluded_layers_stay(x):
     conv2 = model.backbone.conv2
     build_mtransformer(policy())(model, exclude_layers=["backbone.conv2", "backbone.again"])
     assert (type(model.backbone.conv1), model.backbone.conv2) == (LSQConv2d, conv2)
-    with pytest.raises(ConfigError, match="no layer of the model is replaced: quan_policy speaks of Conv2d"):
+    with pytest.raises(ConfigError, match="no layer of the model is replaced: quan_policy names Conv2d"):
         build_mtransformer(policy())(Net(), exclude_layers="backbone")
 
 
@@ -272,7 +272,7 @@ class Transposed(nn.Linear):
         (policy(quan_policy={"Conv2d": {"type": "LSQConv2d", "stride": 1}}), r"LSQConv2d takes stride from the layer"),
         (
             policy(quan_policy={"Conv3d": {"type": "LSQConv2d"}}),
-            r"quan_policy speaks of Conv3d, the model has 2 Conv2d",
+            r"quan_policy names Conv3d, the model has 2 Conv2d",
         ),
         (policy(quan_policy={"Linear": {"type": Wrapped}}), r"Wrapped has no parameter 'weight': that of 'head.fc'"),
         (policy(quan_policy={"Linear": {"type": Transposed}}), r"has the shape \(6, 4\), that of 'head.fc' \(4, 6\)"),

@@ -78,7 +78,7 @@ def test_the_shift_is_the_formula(act):
     done = bw.correct_bias_analytically(model)
     assert torch.allclose(layer.bias - before, -(error * inputs).sum(1).float(), atol=1e-5)
     assert done.changed == {"two": pytest.approx(float((error * inputs).sum(1).abs().max()), rel=1e-4)}
-    assert done.skipped == {"one.0": "no BatchNorm tells what its input is on average"}
+    assert done.skipped == {"one.0": "no BatchNorm says what its input is on average"}
     assert max(bw.correct_bias_analytically(model).changed.values()) < 1e-5  # a second time changes nothing
 
 

@@ -242,7 +242,7 @@ def test_a_weight_that_others_read_takes_no_factor():
 def test_settings_are_checked(alpha, block):
     net, batches = block
     model = bw.prepare(copy.deepcopy(net), batches[0], recipe="W8A8")
-    with pytest.raises(ConfigError, match="alpha is a number from 0 to 1"):
+    with pytest.raises(ConfigError, match="alpha must be a number from 0 to 1"):
         bw.smooth(model, batches, alpha=alpha)
     with pytest.raises(CalibrationError, match="calibrate it first"):
         bw.smooth(model, batches)

@@ -81,8 +81,8 @@ def test_a_failure_on_one_rank_is_one_on_all(found):
     assert there["no data"].startswith("CalibrationError: the calibration data is empty")
     assert here["unchanged"]
     assert there["unchanged"]
-    assert "rank 1 failed: CalibrationError: calibration batch 1 makes NaN" in here["nan"]
-    assert there["nan"].startswith("CalibrationError: calibration batch 1 makes NaN")
+    assert "rank 1 failed: CalibrationError: calibration batch 1 produces NaN" in here["nan"]
+    assert there["nan"].startswith("CalibrationError: calibration batch 1 produces NaN")
     for rank in (here, there):
         assert "the number of batches differs between ranks: 1 on rank 0, 2 on rank 1" in rank["different"]
         assert "the model differs between ranks" in rank["other weights"]
@@ -136,7 +136,7 @@ def test_a_rank_that_dies_is_an_error_on_the_other(what, timeout, tmp_path):
     started = time.monotonic()
     here, there = run(f"dying:{what}", tmp_path)
     assert there is None
-    said = f"DistributedError: rank 0 of 2 waited for the others, at most {timeout} s (as timeout= says)"
+    said = f"DistributedError: rank 0 of 2 waited up to {timeout} s (set by timeout=) for the others"
     assert here[f"dying:{what}"]["error"].startswith(said)
     assert time.monotonic() - started < 300
 

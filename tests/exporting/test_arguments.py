@@ -108,7 +108,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "too few": ({"input_names": []}, r"input_names has 0 names, and the model has 1 input \('input'\)"),
     "too many": ({"output_names": ["a", "b"]}, "output_names has 2 names, and the model has 1 output"),
     "one name": ({"input_names": "image"}, "input_names must be a list of names, not 'image'"),
-    "no name": ({"input_names": [""]}, "input_names must be names, and '' is none"),
+    "no name": ({"input_names": [""]}, "input_names must be names, and '' is not one"),
     "an old opset": ({"opset_version": 13}, r"opset_version is 13: files are written in 18 to \d+"),
     "an opset to come": ({"opset_version": 99}, "opset_version is 99"),
     "no opset": ({"opset_version": "18"}, "opset_version must be a whole number, not '18'"),
@@ -139,7 +139,7 @@ def test_an_opset_that_cannot_say_it_is_refused(activation: str, weight: str, wh
     net = nn.Sequential(nn.Linear(8, 8)).eval()
     x = torch.randn(2, 8)
     model = bw.calibrate(bw.prepare(net, x, "virtual", weight=weight, activation=activation), [x])
-    with pytest.raises(ExportError, match=f"opset 19 cannot say {what}.*: that needs 21"):
+    with pytest.raises(ExportError, match=f"opset 19 cannot express {what}.*, which needs 21"):
         bw.export(model, tmp_path / "net.onnx", opset_version=19)
     bw.export(model, tmp_path / "net.onnx", opset_version=22)
     assert onnx.load(tmp_path / "net.onnx").opset_import[0].version == 22

@@ -266,6 +266,6 @@ def test_mistakes_in_files_of_ranges_are_named(format: str, text: str, message: 
 
 def test_what_a_format_cannot_say_is_refused(snpe: tuple[nn.Module, torch.Tensor], tmp_path: Path) -> None:
     for format, message in {"vitis": "has a zero point", "stpu": "STPU has -127 to 127"}.items():
-        with pytest.raises(ExportError, match=f"the format {format} cannot say .*{message}"):
+        with pytest.raises(ExportError, match=f"the format {format} cannot express .*{message}"):
             bw.export(snpe[0], tmp_path / "net.onnx", format=format)
     assert list(tmp_path.iterdir()) == []

@@ -47,7 +47,7 @@ def test_a_failed_calibration_leaves_it_as_it_was():
     for fields in ({}, {"fake_quant": False}):
         prepared = bw.prepare(Pooled(**fields).eval(), x, "onnxruntime")
         quantizer = prepared.get_submodule("quantizer")
-        with pytest.raises(CalibrationError, match=r"calibration batch 1 makes NaN or infinity"):
+        with pytest.raises(CalibrationError, match=r"calibration batch 1 produces NaN or infinity"):
             bw.calibrate(prepared, [x * float("nan")])
         assert quantizer.mode is Mode.QUANTIZE
         assert quantizer.amax is None

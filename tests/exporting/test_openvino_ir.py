@@ -91,7 +91,7 @@ def test_what_is_not_what_was_written_is_refused(model: nn.Module, file: Path, t
         with pytest.raises(VerifyError, match="cannot be trusted: it was changed after Bitwright wrote it"):
             bw.verify(model, file, batches())
     file.with_suffix(".bin").unlink()
-    with pytest.raises(VerifyError, match=r"net.bin' is missing: net.xml is not whole without its tensors"):
+    with pytest.raises(VerifyError, match=r"net.bin' is missing: net.xml is incomplete without its tensors"):
         bw.verify(model, file, batches())
     stranger = ov.convert_model(nn.Linear(3, 4), example_input=torch.randn(1, 3))
     ov.save_model(stranger, tmp_path / "theirs.xml")

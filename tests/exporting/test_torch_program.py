@@ -82,7 +82,7 @@ def test_what_is_not_what_was_written_is_refused(model: nn.Module, file: Path, t
     with pytest.raises(VerifyError, match=r"is not a whole program of torch.export|cannot be trusted"):
         bw.verify(model, edited, [batch()])
     edited.write_bytes(b"PK")
-    with pytest.raises(VerifyError, match=r"is not a whole program of torch.export: File is not a zip file"):
+    with pytest.raises(VerifyError, match=r"is not a complete program of torch.export: File is not a zip file"):
         bw.verify(model, edited, [batch()])
     torch.export.save(torch.export.export(nn.Linear(3, 4), (torch.randn(2, 3),)), edited)
     with pytest.raises(VerifyError, match="was not written by Bitwright"):

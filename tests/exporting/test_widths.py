@@ -69,7 +69,7 @@ def test_every_width(specs: tuple[str, str], tmp_path: Path) -> None:
 )
 def test_packed_weights(weight: str, kind: str, tmp_path: Path) -> None:
     model, data = prepared(weight, "uint8 affine")
-    with pytest.raises(ExportError, match=rf"opset 20 cannot say {kind.lower()} for conv\.weight: that needs 21"):
+    with pytest.raises(ExportError, match=rf"opset 20 cannot express {kind.lower()} for conv\.weight, which needs 21"):
         bw.export(model, tmp_path / "net.onnx", pack_weights=True, opset_version=20)
     file = bw.export(model, tmp_path / "net.onnx", pack_weights=True)
     assert types(file.path)[:2] == (21, Counter({kind: 3}))

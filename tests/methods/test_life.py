@@ -259,18 +259,23 @@ def test_parameter_groups():
     assert parameter_groups(model, lr=0.1)[1]["lr"] == 0.1
     for p in model.parameters():
         p.requires_grad_(False)
-    with pytest.raises(ConfigError, match="no Parameter of the Sequential asks for a gradient"):
+    with pytest.raises(ConfigError, match="no Parameter of the Sequential requires a gradient"):
         parameter_groups(model, lr=0.1)
 
 
 @pytest.mark.parametrize(
     ("name", "spec", "options", "message"),
     [
-        ("lsq", "int4", {"use_grad_scaling": 1}, "use_grad_scaling of LearnableFakeQuantize is True or False, not 1"),
+        (
+            "lsq",
+            "int4",
+            {"use_grad_scaling": 1},
+            "use_grad_scaling of LearnableFakeQuantize must be True or False, not 1",
+        ),
         ("lsq", "int4", {"use_grad_scalin": True}, "has no option 'use_grad_scalin': did you mean 'use_grad_scaling'"),
-        ("pact", "uint4", {"alpha": -1}, "alpha of PACTFakeQuantize is a number of at least 1e-06, not -1"),
-        ("dsq", "uint4", {"alpha": 0.7}, "alpha of DSQFakeQuantize is a number from 0.01 to 0.5, not 0.7"),
-        ("dsq", "uint4", {"alpha": "low"}, "is a number from 0.01 to 0.5, not 'low'"),
+        ("pact", "uint4", {"alpha": -1}, "alpha of PACTFakeQuantize must be a number of at least 1e-06, not -1"),
+        ("dsq", "uint4", {"alpha": 0.7}, "alpha of DSQFakeQuantize must be a number from 0.01 to 0.5, not 0.7"),
+        ("dsq", "uint4", {"alpha": "low"}, "must be a number from 0.01 to 0.5, not 'low'"),
         (
             "dorefa",
             "int4",
@@ -281,9 +286,9 @@ def test_parameter_groups():
         ("dorefa", "uint4", {"normalize": True}, "normalize of DoReFaFakeQuantize is for weights"),
         ("tqt", "uint8", {}, "TqtFakeQuantize has no zero point: ask for 'uint8 symmetric tensor' instead of 'uint8"),
         ("apot", "int4 affine", {}, "APoTFakeQuantize has no zero point: ask for 'int4 symmetric tensor'"),
-        ("apot", "int16", {}, "APoTFakeQuantize is for up to 8 bits, not for int16"),
-        ("nnie", "int10", {}, "NNIEFakeQuantize is for up to 8 bits, not for int10"),
-        ("qdrop", "uint4", {"prob": 1.5}, "prob of QDropFakeQuantize is a number from 0 to 1, not 1.5"),
+        ("apot", "int16", {}, "APoTFakeQuantize supports up to 8 bits, not int16"),
+        ("nnie", "int10", {}, "NNIEFakeQuantize supports up to 8 bits, not int10"),
+        ("qdrop", "uint4", {"prob": 1.5}, "prob of QDropFakeQuantize must be a number from 0 to 1, not 1.5"),
     ],
 )
 def test_bad_options_are_refused_with_reasons(name, spec, options, message):
@@ -314,5 +319,5 @@ def test_a_half_written_method_says_what_is_missing():
     from bitwright.methods.clipped import ClippedMethod
 
     method = ClippedMethod(QuantSpec.parse("int4"), True)
-    with pytest.raises(NotImplementedError, match=r"ClippedMethod must say what its Parameters mean: write grid"):
+    with pytest.raises(NotImplementedError, match=r"ClippedMethod must define what its Parameters mean: write grid"):
         method(torch.randn(3), torch.tensor(1.0), torch.tensor(0, dtype=torch.int32))

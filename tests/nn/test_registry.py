@@ -246,7 +246,7 @@ def test_bad_registrations(registered):
     with pytest.raises(ConfigError, match="needs at least one source"):
         register_qmodule(sources=[])
     with pytest.raises(
-        ConfigError, match="a source is a module class, a function or the name of a tensor method, not 3"
+        ConfigError, match="a source must be a module class, a function or the name of a tensor method, not 3"
     ):
         register_qmodule(sources=[3])
     with pytest.raises(ConfigError, match=r"object is not an nn\.Module: derive it from QuantOpr"):
@@ -272,5 +272,5 @@ def test_a_constructor_that_fails_is_named(registered):
     ):
         bw.prepare(Net(), torch.randn(1, 3, 8, 8))
     registered(QuantBad, F.relu)
-    with pytest.raises(ConfigError, match="to take the place of a function it must derive from QuantOpr"):
+    with pytest.raises(ConfigError, match="to replace a function it must derive from QuantOpr"):
         bw.prepare(Net(), torch.randn(1, 3, 8, 8))

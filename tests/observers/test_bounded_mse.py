@@ -50,7 +50,7 @@ def test_the_gain_is_kept_where_the_least_error_loses_it():
 
 
 def test_floating_numbers_are_refused():
-    with pytest.raises(ConfigError, match="BoundedMSEObserver counts integers"):
+    with pytest.raises(ConfigError, match="BoundedMSEObserver needs integers"):
         OBSERVERS.get("bounded_mse")(QuantSpec.parse("e4m3"))
 
 

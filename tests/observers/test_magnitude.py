@@ -97,5 +97,5 @@ def test_options_are_checked():
         MagnitudeObserver(INT8, percentile=101)
     with pytest.raises(ConfigError, match="skip_zeros is for one range per tensor, not for 'int8 symmetric channel:0'"):
         MagnitudeObserver(QuantSpec.parse("int8 channel:0"), skip_zeros=True)
-    with pytest.raises(ConfigError, match="entropy counts integers, and 'e4m3"):
+    with pytest.raises(ConfigError, match="entropy needs integers, and 'e4m3"):
         MagnitudeObserver(QuantSpec.parse("e4m3"))

@@ -164,7 +164,7 @@ def test_fp8_on_its_own_grid(name, count):
 
 @pytest.mark.parametrize("name", ["KLObserver", "MinMaxFloorObserver", "PoTModeObserver"])
 def test_searches_that_count_integers_refuse_fp8(name):
-    with pytest.raises(ConfigError, match=f"{name} counts integers, and 'e4m3 symmetric tensor' has none: choose MSE"):
+    with pytest.raises(ConfigError, match=f"{name} needs integers, and 'e4m3 symmetric tensor' has none: choose MSE"):
         OBSERVERS.get(name)(QuantSpec.parse("e4m3"))
 
 

@@ -73,5 +73,5 @@ def test_auto_weights_have_the_bits_that_the_cpu_multiplies_safely(
 def test_auto_weights_are_for_cpus() -> None:
     with pytest.raises(ConfigError, match="weight='auto' is for backends whose weights depend on the CPU"):
         bw.prepare(Small().eval(), image(), "tensorrt", weight="auto")
-    with pytest.raises(UnknownNameError, match=r"no kind of CPU is called 'vnn'.*'vnni'"):
+    with pytest.raises(UnknownNameError, match=r"unknown kind of CPU 'vnn'.*'vnni'"):
         bw.prepare(Small().eval(), image(), "openvino", weight="auto:vnn")

@@ -15,9 +15,9 @@ from tests.preparation.nets import Small, image
     [
         (
             {"match": "op:mean", "input": "uint8"},
-            "asks input of mean (mean), but onnxruntime runs it in float; force: ",
+            "sets input for mean (mean), but onnxruntime runs it in float; force: ",
         ),
-        ({"match": "add", "weight": "int8"}, "the rule 'add' asks weight of add (add), but it has no weight"),
+        ({"match": "add", "weight": "int8"}, "the rule 'add' sets weight for add (add), but it has no weight"),
     ],
 )
 def test_a_rule_without_effect_is_refused(rule, message):

@@ -114,7 +114,7 @@ def test_what_the_backend_cannot_do_may_stay_float():
         "",
     )
     assert entries["other"].verdict is Verdict.INTEGER
-    assert any("the rule 'fc' asks weight of fc (linear), but allowed to stay" in n for n in bw.ledger_of(model).notes)
+    assert any("the rule 'fc' sets weight for fc (linear), but allowed to stay" in n for n in bw.ledger_of(model).notes)
     assert bw.ledger_of(model).recipe.allow_float
     assert bw.Recipe.parse(bw.ledger_of(model).recipe.to_dict()) == bw.ledger_of(model).recipe
 

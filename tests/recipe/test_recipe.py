@@ -280,7 +280,7 @@ def test_numbers_in_yaml_are_numbers_and_keys_stand_once():
     recipe = Recipe.parse("weight:\n  observer: mse\n  observer_options: {p: 1e-3, q: 2.5E+2, r: '1e-3'}\n")
     assert recipe.weight.observer_options == {"p": 0.001, "q": 250.0, "r": "1e-3"}
     assert Recipe.parse("{backend: snpe,\n weight: int4}\n") == Recipe.parse('{"backend": "snpe",\n"weight": "int4"}')
-    with pytest.raises(ConfigError, match="the key 'weight' stands twice in one mapping"):
+    with pytest.raises(ConfigError, match="the key 'weight' appears twice in one mapping"):
         Recipe.parse("weight: int8\nweight: int4\n")
 
 

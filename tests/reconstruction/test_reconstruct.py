@@ -187,8 +187,8 @@ def test_a_user_who_interrupts_gets_a_sound_model(monkeypatch):
     [
         ({"method": "qdorp"}, "did you mean 'qdrop'"),
         ({"unit": "blocks"}, "did you mean 'block'"),
-        ({"steps": 0}, "steps is a number at least 1, not 0"),
-        ({"keep": 1.5}, "keep is a number from 0 to 1, not 1.5"),
+        ({"steps": 0}, "steps must be a number at least 1, not 0"),
+        ({"keep": 1.5}, "keep must be a number from 0 to 1, not 1.5"),
         ({"steps": 1.5}, "steps is a whole number, not 1.5"),
         ({"beta": (2, 20)}, "beta falls"),
     ],

@@ -271,7 +271,7 @@ def test_refusals_and_atomic_writes(model, tmp_path):
         report(model, None, tmp_path)
     with pytest.raises(ConfigError, match=r"this Linear was not made by bitwright\.prepare"):
         report(nn.Linear(1, 1), None, tmp_path / "page.html")
-    with pytest.raises(ConfigError, match="accuracy is a number for each label, not '98%' for 'FP32'"):
+    with pytest.raises(ConfigError, match="accuracy must be a number for each label, not '98%' for 'FP32'"):
         report(model, None, tmp_path / "page.html", accuracy={"FP32": "98%"})
     with pytest.raises(AttributeError):
         report(model, None, tmp_path / "page.html", stats=["not stats"])

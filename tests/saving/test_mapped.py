@@ -164,7 +164,7 @@ def test_what_calibrate_refuses_is_refused_by_block():
     model = bw.prepare(Images().eval(), images(1)[0])
     with pytest.raises(bw.errors.CalibrationError, match="the calibration data is empty"):
         bw.calibrate_by_block(model, [])
-    with pytest.raises(bw.errors.CalibrationError, match="calibration batch 2 makes NaN or infinity"):
+    with pytest.raises(bw.errors.CalibrationError, match="calibration batch 2 produces NaN or infinity"):
         bw.calibrate_by_block(model, [images(1)[0], images(1)[0] * float("nan")])
     with pytest.raises(bw.errors.CalibrationError, match="the block 0 refuses calibration batch 1"):
         bw.calibrate_by_block(model, [torch.ones(2, 5, 6, 6)])

@@ -153,7 +153,7 @@ def test_what_is_exact_and_what_is_not_is_listed() -> None:
     kernels = {"conv", "linear", "add", "mul", "cat", "average_pool", "global_average_pool", "leaky_relu"}
     assert set(simulated.exact.values()) == kernels
     assert simulated.inexact.keys() == {"sigmoid", "mean_1"}
-    assert simulated.inexact["sigmoid"] == "onnxruntime computes it in float, or by a kernel that is not known here"
+    assert simulated.inexact["sigmoid"] == "onnxruntime computes it in float, or with a kernel that is not known here"
     assert simulated.assumptions == []
     assert "onnxruntime: 14 operators exact, 2 in float" in repr(simulated)
 

@@ -84,7 +84,7 @@ def test_a_file_that_is_not_proven_is_not_kept(timed, monkeypatch):
     monkeypatch.setattr("bitwright.tuning.speed.verify", lambda *_, **__: missed)
     tuning = _tuned(Separable(), (1, 3, 8, 8), timed(_slow_depthwise))
     assert (tuning.left_float, tuning.recipe.rules) == ((), ())
-    assert tuning.notes[1] == "a faster file was not kept, as it was not verified: largest gap 3 steps"
+    assert tuning.notes[1] == "a faster file was not kept because it was not verified: largest gap 3 steps"
 
 
 @pytest.mark.parametrize("integer_product", [1.0, 100.0])

@@ -35,12 +35,12 @@ def each(change):
 
 
 LIES = {
-    "nothing": (lambda results: None, "gave NoneType for the outputs"),
-    "a list": (lambda results: list(results.values()), "gave list for the outputs"),
-    "lists": (each(np.ndarray.tolist), r"gave list for \w+, not an array of numbers"),
-    "objects": (each(lambda v: v.astype(object)), r"gave object for \w+, not an array"),
-    "texts": (each(lambda v: v.astype(str)), r"gave <U\d+ for \w+, not an array"),
-    "tensors": (each(torch.from_numpy), r"gave Tensor for \w+, not an array"),
+    "nothing": (lambda results: None, "returned NoneType for the outputs"),
+    "a list": (lambda results: list(results.values()), "returned list for the outputs"),
+    "lists": (each(np.ndarray.tolist), r"returned list for \w+, not an array of numbers"),
+    "objects": (each(lambda v: v.astype(object)), r"returned object for \w+, not an array"),
+    "texts": (each(lambda v: v.astype(str)), r"returned <U\d+ for \w+, not an array"),
+    "tensors": (each(torch.from_numpy), r"returned Tensor for \w+, not an array"),
 }
 
 
@@ -84,12 +84,12 @@ def test_runtime_that_stops_giving_tensors_out(several) -> None:
 
     proof = bw.verify(model, file, [x, x], runtimes=[lie("liar", only_at_first)], latency=False)
     assert proof.ok is False
-    assert any("the runtime does not give it out" in line for line in proof.missed)
+    assert any("the runtime does not expose it" in line for line in proof.missed)
 
 
 def test_runtime_that_does_not_tell_what_it_executed(several) -> None:
     model, file, x = several
-    with pytest.raises(VerifyError, match="gave NoneType for what it executed"):
+    with pytest.raises(VerifyError, match="returned NoneType for what it executed"):
         bw.verify(model, file, [x], runtimes=[lie("liar", executed=lambda found: None)], latency=False)
     silent = bw.verify(
         model, file, [x], runtimes=[lie("liar", executed=lambda found: [])], latency=False, limits={"coverage": 0.0}
@@ -215,4 +215,4 @@ def test_results_that_are_no_tensors_are_named(tmp_path, runtime: str) -> None:
     assert proof.ok is True
     assert len(proof.runtimes[runtime].outputs) == 3
     (note,) = proof.runtimes[runtime].notes[-1:]
-    assert note == "the file gives tensors only; of what the model returns, it does not have 2.5"
+    assert note == "the file returns only tensors; of what the model returns, it lacks 2.5"

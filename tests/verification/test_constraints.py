@@ -333,7 +333,10 @@ def test_sum_of_convolutions_has_one_quantized_branch_for_tensorrt(tmp_path: Pat
     assert proof.ok, proof
     assert set(proof.constraints) == {n for n in CONSTRAINTS if n.startswith("tensorrt-")}
     assert {v.constraint for v in proof.violations} == {"tensorrt-shapes"}  # advice, which keeps no proof back
-    assert "8 of the 8 constraints published for tensorrt are kept; unproven are the kernels of tensorrt" in str(proof)
+    assert (
+        "8 of the 8 constraints published for tensorrt are kept; this leaves unproven the kernels of tensorrt"
+        in str(proof)
+    )
 
 
 def test_violation_spoils_the_proof_and_is_told(tmp_path: Path) -> None:
@@ -379,6 +382,6 @@ def test_what_cannot_be_checked_is_not_proven() -> None:
     judged, unjudged = Proof("file", 1, 1, limits=Limits()), Proof("file", 1, 1, limits=Limits(violations=None))
     for proof in (judged, unjudged):
         add_violations(proof, find_backend("tensorrt"), unread)
-    words = "not checked, as other is not ONNX: what tensorrt demands of files"
+    words = "not checked because other is not ONNX: what tensorrt demands of files"
     assert (judged.ok, judged.missed) == (False, [words])
     assert (unjudged.missed, unjudged.notes) == ([], [words])

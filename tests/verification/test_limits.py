@@ -56,9 +56,9 @@ def test_problem_of_an_output_is_missed_whatever_the_limits() -> None:
 
 
 def test_quantizer_that_was_not_compared_is_missed_unless_excused() -> None:
-    lost = TensorCheck("b", reason="the runtime does not give it out")
+    lost = TensorCheck("b", reason="the runtime does not expose it")
     (line,) = DEFAULT.missed_by(proof_of(tensors=[*GOOD["tensors"], lost]))
-    assert line == "demo: 1 placed quantizers were not compared: b (the runtime does not give it out)"
+    assert line == "demo: 1 placed quantizers were not compared: b (the runtime does not expose it)"
     constant = TensorCheck("b", reason="a constant", excused=True)
     assert DEFAULT.missed_by(proof_of(tensors=[*GOOD["tensors"], constant])) == []
     assert DEFAULT.missed_by(proof_of(tensors=[constant])) == ["demo: no quantized value was compared"]
@@ -101,7 +101,7 @@ def test_proof_in_words() -> None:
         tensors=[
             TensorCheck("a", 1, 0.1, 0.5, 100),
             TensorCheck("b", 3, 0.2, 1.0, 300),
-            TensorCheck("lost", reason="the runtime does not give it out"),
+            TensorCheck("lost", reason="the runtime does not expose it"),
         ],
         operators=[
             OperatorCheck("c", "conv", True, "QConv", multiply_adds=3),
@@ -119,7 +119,7 @@ def test_proof_in_words() -> None:
         "50% in integers (1/2 conv); 75% of multiply–adds",
         "float: d (conv, runs as Conv): no kernel",
         "first tensor off by more than one step: b",
-        "not compared: lost (the runtime does not give it out)",
+        "not compared: lost (the runtime does not expose it)",
         "outputs: z is missing in the file",
         "2.00 ms, 2.50x the speed of FP32 (5.00 ms); by default, float parts in bf16: 1.00 ms against 3.00 ms, 3.00x",
         "MISSED: demo: too slow\nNOT verified in demo",

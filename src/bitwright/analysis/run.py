@@ -54,7 +54,7 @@ def analyze(model: nn.Module, batches: Iterable[Any], *, progress: bool | None =
                 torch.set_rng_state(state)
                 _run(model, copy.deepcopy(inputs), number)
     if not number:
-        raise CalibrationError("the data to analyze with is empty: it gave no batch")
+        raise CalibrationError("the data to analyze with is empty: it yielded no batch")
     return [row.result() for row in rows]
 
 

@@ -42,7 +42,7 @@ class Damage:
         if not callable(metric) and metric not in get_args(MetricName):
             known = get_args(MetricName)
             raise ConfigError(
-                f"the metric cannot be {metric!r}{suggest(str(metric), known)}, or a function of the model"
+                f"the metric cannot be {metric!r}{suggest(str(metric), known)}; it can also be a function of the model"
             )
         self.model, self.metric, self.ranks = model, metric, ranks or Ranks(None, TIMEOUT)
         self.active = [q for q in quantizers(model).values() if q.quantizes]
@@ -54,7 +54,7 @@ class Damage:
         with self.ranks.together(CalibrationError):
             self.inputs = [as_inputs(batch, count) for batch in as_batches(batches)]
             if not self.inputs:
-                raise CalibrationError("the data to measure with is empty: it gave no batch")
+                raise CalibrationError("the data to measure with is empty: it yielded no batch")
             if not callable(metric):
                 with self.only([]):
                     self.exact = [self._results(i) for i in range(len(self.inputs))]

@@ -100,9 +100,7 @@ def search_bits(
     """
     _check(budget, bits, metric)
     if ("latency" in budget) != (latency is not None):
-        raise ConfigError(
-            "a budget of latency needs the table latency={layer: {bits: seconds}}, and the other way round"
-        )
+        raise ConfigError("a latency budget and the table latency={layer: {bits: seconds}} need each other")
     with all_ranks(timeout) as ranks:
         return _search(
             model, Damage(model, batches, metric, ranks), budget, bits, latency, interactions, progress, checkpoint
@@ -144,31 +142,31 @@ def _search(
 def _check(budget: Mapping[BudgetName, float], bits: Sequence[int], metric: Metric) -> None:
     _check_budget(budget)
     if not bits or any(not isinstance(b, int) or not (2 <= b <= 16 or b == FLOAT_BITS) for b in bits):
-        raise ConfigError(f"bits are numbers from 2 to 16, or {FLOAT_BITS} for float, not {tuple(bits)!r}")
+        raise ConfigError(f"bits must be from 2 to 16, or {FLOAT_BITS} for float, not {tuple(bits)!r}")
     if metric == "sqnr":
-        raise ConfigError("decibels of several layers cannot be added up: search by the metric 'mse' or 'kl'")
+        raise ConfigError("decibels of layers cannot be added up: search by the metric 'mse' or 'kl'")
 
 
 def _check_budget(budget: Mapping[BudgetName, float]) -> None:
     known = get_args(BudgetName)
     if not isinstance(budget, Mapping) or not budget:
-        raise ConfigError(f"the budget is a mapping of limits such as {{'size': 500_000}}, not {budget!r}")
+        raise ConfigError(f"the budget must be a mapping of limits such as {{'size': 500_000}}, not {budget!r}")
     for name, limit in budget.items():
         if name not in known:
             raise ConfigError(f"the budget cannot limit {name!r}{suggest(str(name), known)}")
         if isinstance(limit, bool) or not isinstance(limit, int | float):
-            raise ConfigError(f"the budget of {name} is a number, not {limit!r}")
+            raise ConfigError(f"the budget of {name} must be a number, not {limit!r}")
 
 
 def _integer_layers(model: nn.Module, ledger: Ledger) -> list[Layer]:
     """The layers whose bits can be chosen, or an error if there are none or one has learned its rounding."""
     layers = [layer for layer in layers_of(model, ledger.example) if not layer.site.quantizer.spec.format.floating]
     if not layers:
-        raise ConfigError("the model has no weight of integers whose bits could be chosen")
+        raise ConfigError("the model has no integer weights to choose bits for")
     for layer in layers:
         if getattr(layer.site.quantizer.method, "rounding", None) is not None:
             raise ConfigError(
-                f"the weight of {layer.name!r} has learned its rounding for its bits: search bits before that"
+                f"the rounding of {layer.name!r} was learned for its current bits: search bits before that"
             )
     return layers
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from bitwright.backends import Backend
 
 app = typer.Typer(
-    help="List the targets that exist, or show what one of them does.",
+    help="List the targets, or show what one of them does.",
     epilog="Example: bitwright backends show onnxruntime",
     invoke_without_command=True,
 )
@@ -20,7 +20,7 @@ app = typer.Typer(
 
 @app.callback()
 def list_backends(context: typer.Context, json: Json = False) -> None:
-    """List the targets that exist, or show what one of them does."""
+    """List the targets, or show what one of them does."""
     if context.invoked_subcommand is not None:
         return
     from bitwright.backends import BACKENDS
@@ -61,7 +61,7 @@ def show(
 @app.command("matrix", epilog="Example: bitwright backends matrix -o docs/reference/backends.md")
 def matrix(
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write it there instead of to stdout.")
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write to this file instead of stdout.")
     ] = None,
 ) -> None:
     """Make the page of the documentation that says which operators and formats work where."""

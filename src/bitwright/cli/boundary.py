@@ -50,9 +50,9 @@ def answer(app: Callable[..., Any], arguments: Sequence[str]) -> int:
             return _refuse(str(error), state)
         except Exception as error:
             text = f"{type(error).__name__}: {error}"
-            return _refuse(f"unexpected {text} (a mistake in Bitwright: --debug shows where)", state)
+            return _refuse(f"unexpected {text} (a bug in Bitwright: --debug shows where)", state)
     if code in (INTERRUPTED, TERMINATED):
-        print_line("interrupted: nothing half-written was left behind; a calibration goes on with --resume")
+        print_line("interrupted: no half-written files were left behind; --resume continues a calibration")
     return code if isinstance(code, int) else 0
 
 

@@ -32,7 +32,7 @@ class Batches:
         """The first batch."""
         for batch in self:
             return batch
-        raise CalibrationError(f"{self.name} is empty: it gave no batch")
+        raise CalibrationError(f"{self.name} is empty: it yielded no batch")
 
 
 class SizedBatches(Batches):
@@ -46,7 +46,7 @@ def read_batches(given: Any, name: str) -> Batches:  # noqa: ANN401
     """Take an iterable, or a function that returns one; a function that yields is called for each pass."""
     found = call_if_function(given, name)
     if not isinstance(found, Iterable) or isinstance(found, str | bytes):
-        raise ConfigError(f"{name} must give an iterable of batches, but it gave {type(found).__name__}")
+        raise ConfigError(f"{name} must return an iterable of batches, not {type(found).__name__}")
     if isinstance(found, Iterator) and callable(given):
         unused = [found]
         return Batches(name, lambda: unused.pop() if unused else given())

@@ -21,7 +21,7 @@ def inspect(
     model: Model,
     example: Example = None,
     data: Annotated[
-        str | None, typer.Option(metavar="MODULE:FUNCTION", help="Gives batches; the first is the example.")
+        str | None, typer.Option(metavar="MODULE:FUNCTION", help="Returns batches; the first is the example.")
     ] = None,
     shape: Annotated[
         list[str] | None,
@@ -67,7 +67,7 @@ def _example(target: str, model: "nn.Module", example: str | None, data: str | N
     from bitwright.errors import ConfigError
 
     if sum(map(bool, (example, data, shapes))) > 1:
-        raise ConfigError("give one of --example, --data and --shape, not several")
+        raise ConfigError("give only one of --example, --data and --shape")
     if example:
         return call_if_function(load(example, "--example"), f"--example {example}")
     if data:

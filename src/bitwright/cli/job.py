@@ -60,7 +60,7 @@ class Job:
     def __post_init__(self) -> None:
         asked = [value for value in (*self.limits.values(), self.max_drop, self.runtimes) if value is not None]
         if not self.verify and asked:
-            raise ConfigError("limits and --runtime are for a file that is run: leave out --no-verify")
+            raise ConfigError("limits and --runtime need the file to be run: leave out --no-verify")
         check_limits(
             self.limits["speedup"], latency=self.latency, max_accuracy_drop=self.max_drop, evaluate=self.evaluate
         )

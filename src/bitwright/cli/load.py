@@ -44,7 +44,9 @@ def load_module(name: str, option: str) -> ModuleType:
         cause = error.__cause__
         if isinstance(cause, ModuleNotFoundError) and cause.name and f"{name}.".startswith(f"{cause.name}."):
             hint = suggest(name, _siblings(name, here))
-            raise UnknownNameError(f"{option}: there is no module {cause.name!r} here or installed{hint}") from error
+            raise UnknownNameError(
+                f"{option}: no module {cause.name!r} here or among the installed packages{hint}"
+            ) from error
         raise
 
 
@@ -57,7 +59,7 @@ def load_model(target: str) -> "nn.Module":
         with blame(f"the model {target}"):
             found = found()
     if not isinstance(found, nn.Module):
-        raise ConfigError(f"the model must be a torch.nn.Module, but {target} gave {type(found).__name__}")
+        raise ConfigError(f"the model must be a torch.nn.Module, but {target} is or returns a {type(found).__name__}")
     return found
 
 

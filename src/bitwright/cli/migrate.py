@@ -10,7 +10,9 @@ EPILOG = "Example: bitwright migrate train.py --write"
 
 def migrate(
     files: Annotated[list[Path], typer.Argument(metavar="FILE.py…", help="Scripts for an older toolkit.")],
-    write: Annotated[bool, typer.Option("--write", help="Change the files; without it, nothing is changed.")] = False,
+    write: Annotated[
+        bool, typer.Option("--write", help="Change the files; without it, only show the changes.")
+    ] = False,
 ) -> None:
     """Change the imports of MQBench, pytorch-quantization, Sparsebit and QuanTransformer, and list what is missing."""
     from bitwright.compat.migrate import migrate as migrated

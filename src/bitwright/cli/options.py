@@ -27,7 +27,7 @@ RecipeFile = Annotated[
     typer.Option(
         "--recipe",
         metavar="FILE",
-        help="YAML or JSON file with wishes beyond the backend's defaults, or a preset's name, as W4A8.",
+        help="YAML or JSON file with settings beyond the backend's defaults, or a preset such as W4A8.",
     ),
 ]
 Weight = Annotated[
@@ -35,7 +35,7 @@ Weight = Annotated[
     typer.Option(
         "--weight",
         metavar="SPEC",
-        help="Spec of all weights, e.g. 'int8 narrow channel:0'; 'auto' for all bits that are safe on this CPU.",
+        help="Spec of all weights, e.g. 'int8 narrow channel:0'; 'auto' for as many bits as are safe on this CPU.",
     ),
 ]
 Activation = Annotated[
@@ -52,7 +52,7 @@ Skip = Annotated[
 ]
 Example = Annotated[
     str | None,
-    typer.Option("--example", metavar="MODULE:FUNCTION", help="Gives example inputs: a tensor, tuple or dict."),
+    typer.Option("--example", metavar="MODULE:FUNCTION", help="Returns example inputs: a tensor, tuple or dict."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout, and nothing else there.")]
 Evaluate = Annotated[
@@ -67,35 +67,37 @@ RuntimeNames = Annotated[
 ]
 Tune = Annotated[
     str | None,
-    typer.Option(metavar="speed", help="Time the file and leave float what is slower in integers; exports repeatedly."),
+    typer.Option(
+        metavar="speed", help="Time the file and leave in float what is slower in integers; exports repeatedly."
+    ),
 ]
 Format = Annotated[
     str | None, typer.Option(metavar="NAME", help="Format of the file; by default what the target reads.")
 ]
 InputName = Annotated[
     list[str] | None,
-    typer.Option("--input-name", metavar="NAME", help="What the file calls its inputs (once for each, in order)."),
+    typer.Option("--input-name", metavar="NAME", help="Name of an input in the file (once for each, in order)."),
 ]
 OutputName = Annotated[
     list[str] | None,
-    typer.Option("--output-name", metavar="NAME", help="What the file calls its outputs (once for each, in order)."),
+    typer.Option("--output-name", metavar="NAME", help="Name of an output in the file (once for each, in order)."),
 ]
 Opset = Annotated[
     int | None,
-    typer.Option("--opset", metavar="N", help="Version of ONNX; by default the lowest that says what the model does."),
+    typer.Option("--opset", metavar="N", help="ONNX opset; by default the lowest that can express the model."),
 ]
 Dynamic = Annotated[
     list[str] | None,
     typer.Option(
         "--dynamic",
         metavar="ARGUMENT:AXIS=SIZE",
-        help="Size that the file takes in other values, as x:0=batch (repeatable; 'none' fixes all). By default all "
+        help="Size that stays free in the file, as x:0=batch (repeatable; 'none' fixes all). By default all "
         "that the model takes.",
     ),
 ]
 ExternalData = Annotated[
     bool,
-    typer.Option("--external-data", help="Store large tensors in a file beside; done anyway above 2 GB."),
+    typer.Option("--external-data", help="Store large tensors in a second file; automatic above 2 GB."),
 ]
 PackWeights = Annotated[
     bool,
@@ -104,15 +106,15 @@ PackWeights = Annotated[
 NoLatency = Annotated[bool, typer.Option("--no-latency", help="Do not measure the speed.")]
 MinCoverage = Annotated[
     float | None,
-    typer.Option(min=0, max=1, metavar="SHARE", help="Least share of executed operators in integers, 0 to 1."),
+    typer.Option(min=0, max=1, metavar="SHARE", help="Minimum share of executed operators in integers, 0 to 1."),
 ]
 MaxOutputDifference = Annotated[
     float | None,
-    typer.Option(min=0, metavar="SHARE", help="Largest difference of an output, as a share of its magnitude."),
+    typer.Option(min=0, metavar="SHARE", help="Largest allowed difference of an output, as a share of its magnitude."),
 ]
-MinSpeedup = Annotated[float | None, typer.Option(min=0, metavar="TIMES", help="Least speed against FP32.")]
+MinSpeedup = Annotated[float | None, typer.Option(min=0, metavar="TIMES", help="Minimum speedup over FP32.")]
 MaxDrop = Annotated[
-    float | None, typer.Option(min=0, metavar="DROP", help="Most that the (first) score of --eval may drop.")
+    float | None, typer.Option(min=0, metavar="DROP", help="Largest allowed drop of the (first) score of --eval.")
 ]
 
 

@@ -45,7 +45,7 @@ def quantize(
         str,
         typer.Option(
             metavar="MODULE:FUNCTION",
-            help="Gives batches to calibrate with: tensors, tuples of arguments or dicts. What comes after "
+            help="Returns batches to calibrate with: tensors, tuples of arguments or dicts. What comes after "
             "the arguments that the model needs, such as labels, is left out.",
         ),
     ],
@@ -72,20 +72,19 @@ def quantize(
         Path | None,
         typer.Option(metavar="FOLDER", help="Save the quantized model, too, for bitwright export and evaluate."),
     ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the calibration of a run that was interrupted.")
-    ] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the calibration of an interrupted run.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace files that exist already.")] = False,
-    no_verify: Annotated[bool, typer.Option("--no-verify", help="Write the file, and do not run it.")] = False,
+    no_verify: Annotated[bool, typer.Option("--no-verify", help="Write the file without running it.")] = False,
     runtime: RuntimeNames = None,
     no_latency: NoLatency = False,
     min_coverage: MinCoverage = None,
     min_equal: Annotated[
         float | None,
-        typer.Option(min=0, max=1, metavar="SHARE", help="Least share of values equal to the simulation, 0 to 1."),
+        typer.Option(min=0, max=1, metavar="SHARE", help="Minimum share of values equal to the simulation, 0 to 1."),
     ] = None,
     max_gap: Annotated[
-        int | None, typer.Option(min=0, metavar="STEPS", help="Largest gap to the simulation, in steps; 1 by default.")
+        int | None,
+        typer.Option(min=0, metavar="STEPS", help="Largest allowed gap to the simulation, in steps; 1 by default."),
     ] = None,
     max_output_difference: MaxOutputDifference = None,
     min_speedup: MinSpeedup = None,

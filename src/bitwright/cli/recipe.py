@@ -19,7 +19,7 @@ app = typer.Typer(
 @app.command("schema", epilog="Example: bitwright recipe schema -o recipe.schema.json")
 def schema(
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write it there instead of to stdout.")
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write to this file instead of stdout.")
     ] = None,
 ) -> None:
     """Print the JSON schema of recipes, for editors and other programs."""

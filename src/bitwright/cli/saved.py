@@ -34,14 +34,14 @@ Model = Annotated[
         "--model",
         metavar="MODULE:FUNCTION",
         help="Builds the float model. By default the function that the folder names, which is then called: leave it "
-        "out only for folders that you trust.",
+        "out only if you trust the folder.",
     ),
 ]
 
 
 def export(
     folder: Folder,
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Where the file goes.")],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Where to write the file.")],
     model: Model = None,
     format: Format = None,
     input_name: InputName = None,
@@ -74,7 +74,7 @@ def evaluate(
         typer.Option(
             "--eval",
             metavar="MODULE:FUNCTION",
-            help="Takes a model, returns a score or a dict of scores. By default what the folder names.",
+            help="Takes a model, returns a score or a dict of scores. By default, the function that the folder names.",
         ),
     ] = None,
     model: Model = None,

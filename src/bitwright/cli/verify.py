@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 VERIFY_EPILOG = "Example: bitwright verify out/ --data mypkg.nets:calibration --min-coverage 0.9 --junit verify.xml"
 COMPARE_EPILOG = "Example: bitwright compare before.onnx after.onnx --data mypkg.nets:calibration"
 Data = Annotated[
-    str, typer.Option(metavar="MODULE:FUNCTION", help="Gives batches for the file: tensors, tuples or dicts.")
+    str, typer.Option(metavar="MODULE:FUNCTION", help="Returns batches for the file: tensors, tuples or dicts.")
 ]
 
 
@@ -44,7 +44,7 @@ def verify(
         typer.Option(metavar="MODULE:FUNCTION", help="Returns the float model; with --saved, the file is proven."),
     ] = None,
     saved: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="The model that was exported, as bitwright.save wrote it.")
+        Path | None, typer.Option(metavar="FOLDER", help="The exported model, as bitwright.save wrote it.")
     ] = None,
     backend: Annotated[
         str | None,
@@ -66,7 +66,7 @@ def verify(
     defines the file to compute, and only the limits that are given are judged.
     """
     if (model is None) != (saved is None):
-        raise ConfigError("--model and --saved go together: the float model, and what bitwright.save wrote of it")
+        raise ConfigError("--model and --saved go together: the float model, and the folder that bitwright.save wrote")
     if saved is not None and backend is not None:
         raise ConfigError("a saved model knows its backend: leave out --backend")
     check_limits(min_speedup, latency=not no_latency, max_accuracy_drop=max_accuracy_drop, evaluate=evaluate)

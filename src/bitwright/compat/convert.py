@@ -59,7 +59,7 @@ def resolve(name: str) -> Any:
         root = importlib.import_module(_ROOTS[head])
         return attribute(root, tail, head) if tail else root
     if nearest(head, _ROOTS):
-        raise ConfigError(f"the name {name!r} means nothing{suggest(head, _ROOTS)}")
+        raise ConfigError(f"the name {name!r} is not known{suggest(head, _ROOTS)}")
     return _stand_in(name)
 
 
@@ -70,7 +70,7 @@ def _stand_in(name: str) -> Any:
         return type(last, (nn.Module,), {"__module__": module})
 
     def function(*args: Any, **kwargs: Any) -> Any:
-        raise ConfigError(f"{name} is code of yours: a config is read, not run")
+        raise ConfigError(f"{name} is your own code: a config is read, not run")
 
     function.__name__ = last
     return function
@@ -81,7 +81,7 @@ def _mqbench(data: Mapping[str, Any]) -> tuple[Recipe, list[str]]:
     extra = {key: value for key, value in data.items() if key not in _BACKEND_KEYS}
     recipe, notes = mqbench.to_recipe(_with_objects(extra), *given[:1])
     if not given:
-        notes.append("the file names no backend: 'academic' is taken; write backend: Tensorrt, or another")
+        notes.append("the file names no backend, so 'academic' is used; write backend: Tensorrt, or another")
     return recipe, notes
 
 

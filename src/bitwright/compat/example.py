@@ -31,7 +31,7 @@ def find_inputs(model: nn.Module) -> Inputs | None:
             try:
                 twin(*copy.deepcopy(inputs.args), **copy.deepcopy(inputs.kwargs))
             except Exception as error:
-                _log.debug("inputs %s are not what the model takes: %s", inputs, error)
+                _log.debug("the model does not take inputs %s: %s", inputs, error)
             else:
                 return inputs
     return None

@@ -56,7 +56,7 @@ def check_names(where: str, given: Iterable[str], known: Iterable[str]) -> None:
 def flag(where: str, given: Any) -> bool:
     """A setting that is True or False."""
     if not isinstance(given, bool):
-        raise ConfigError(f"{where} is True or False, not {shown(given)}")
+        raise ConfigError(f"{where} must be True or False, not {shown(given)}")
     return given
 
 
@@ -64,7 +64,7 @@ def number(where: str, given: Any) -> float:
     """A finite number, which text cannot be."""
     limit = sys.float_info.max
     if isinstance(given, bool) or not isinstance(given, int | float) or not -limit <= given <= limit:
-        raise ConfigError(f"{where} is a number, not {shown(given)}")
+        raise ConfigError(f"{where} must be a number, not {shown(given)}")
     return float(given)
 
 

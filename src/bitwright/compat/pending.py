@@ -91,8 +91,8 @@ class _Pending(nn.Module):
 
     def __refuse(self, what: str) -> NoReturn:
         raise ConfigError(
-            f"this {type(self).__name__} is prepared when it is first called, and has {what} only then: run it once, "
-            "or give example_inputs when it is prepared"
+            f"this {type(self).__name__} is prepared at its first call, and has {what} only then: run it once, "
+            "or pass example_inputs when preparing it"
         )
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -207,7 +207,7 @@ def _check_optimizers(model: nn.Module, made: nn.Module) -> None:
         if own.intersection(id(value) for group in found.param_groups for value in group["params"]):
             raise ConfigError(
                 f"this {type(found).__name__} was made before the model had its quantizers, and would never train "
-                f"{new[0]}, …: make it after the model's first call, or give example_inputs when it is prepared"
+                f"{new[0]}, …: make it after the model's first call, or pass example_inputs when preparing it"
             )
 
 
@@ -218,8 +218,8 @@ def _check_parameters(model: nn.Module, made: nn.Module, inputs: Inputs) -> None
     lost += [name for name in known if name in new and known[name].shape != new[name].shape]
     if lost:
         raise ConfigError(
-            f"the inputs {inputs} make another graph than those it was prepared with, and other Parameters "
-            f"({lost[0]}, …), which an optimizer may hold: give example_inputs like these when it is prepared"
+            f"the inputs {inputs} lead to a different graph than those it was prepared with, and other Parameters "
+            f"({lost[0]}, …), which an optimizer may hold: pass example_inputs like these when preparing it"
         )
 
 

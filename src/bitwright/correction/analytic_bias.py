@@ -72,9 +72,9 @@ def _wish(model: fx.GraphModule, layer: Layer, expected: Expected) -> _Wish | st
     source = first_input(calls[0])
     known, shape = expected.of(source), None if source is None else shape_of(source)
     if known is None or shape is None:
-        return "no BatchNorm tells what its input is on average"
+        return "no BatchNorm says what its input is on average"
     if known.axis != channel_axis(layer) or len(known.mean) != input_channels(layer):
-        return "its channels are not those of the BatchNorm before it"
+        return "its channels do not match those of the BatchNorm before it"
     mean = known.mean.reshape(-1, *[1] * (-known.axis - 1)).to(layer.weight)
     x = layer.arrange(mean.expand(1, *shape[1:]))
     return _Wish(x, _mean(layer, x, *layer.folded_weight()))

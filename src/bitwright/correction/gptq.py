@@ -61,7 +61,7 @@ def gptq(
             rounded, share = round_weight(weight, layer.weight_quantizer, gram, damping, act_order)
             sites[layer].replace(rounded)
             done.changed[names[layer]] = share
-    done.skipped |= {name: "it was not reached" for name in names.values() if name not in done.changed}
+    done.skipped |= {name: "no data reached it" for name in names.values() if name not in done.changed}
     return done
 
 

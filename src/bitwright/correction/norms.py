@@ -102,7 +102,7 @@ class _Statistics:
     def _batch(self, place: NormPlace, result: Tensor) -> _Batch:
         values = result.movedim(self._axis(result), 0).flatten(1).double()
         if values.shape[1] < 2:
-            raise CalibrationError("a batch has one value for each channel of a BatchNorm: give larger batches")
+            raise CalibrationError("a batch has only one value per channel of a BatchNorm: use larger batches")
         usable = torch.where(place.factor != 0, place.factor, 1.0).double()
         mean, var = (values.mean(1) - place.shift) / usable, values.var(1) / usable.square()
         norm: Any = place.norm

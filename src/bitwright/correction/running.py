@@ -36,7 +36,7 @@ def quantized_layers(model: nn.Module, done: Correction) -> dict[str, Layer]:
     if named and not found:
         raise CalibrationError("no layer of the model quantizes its weight: calibrate it first")
     functions = [name for name, layer in found.items() if isinstance(layer, QuantFunction)]
-    done.skipped |= dict.fromkeys(functions, "it is a function: its weight is an argument")
+    done.skipped |= dict.fromkeys(functions, "it is a function whose weight is an argument")
     return {name: layer for name, layer in found.items() if name not in functions}
 
 
@@ -47,7 +47,7 @@ def calls(model: nn.Module, batches: Iterable[Any], what: str, progress: bool | 
         number += 1
         yield as_inputs(batch, count)
     if not number:
-        raise CalibrationError(f"{what}: the data is empty: it gave no batch, or was read before; give a list")
+        raise CalibrationError(f"{what}: the data is empty, or can be read only once: pass a list")
 
 
 def run(model: nn.Module, inputs: Inputs) -> Any:  # noqa: ANN401

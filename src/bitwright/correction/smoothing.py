@@ -45,7 +45,7 @@ def smooth(
     """
     tried = (alpha,) if isinstance(alpha, int | float) else tuple(alpha)
     if not tried or not all(isinstance(a, int | float) and 0 <= a <= 1 for a in tried):
-        raise ConfigError(f"smooth: alpha is a number from 0 to 1, or several, not {alpha!r}")
+        raise ConfigError(f"smooth: alpha must be a number from 0 to 1, or several, not {alpha!r}")
     done = Correction("smooth")
     with trying(model, batches, done, progress) as (trials, original):
         links = find_links(trials.model, done, norms=True)

@@ -61,7 +61,7 @@ def _fits(name: str, layer: Layer, done: Correction) -> bool:
     grain = layer.weight_quantizer.spec.granularity
     if isinstance(grain, PerTensor) or (isinstance(grain, PerChannel) and grain.axis % layer.weight.ndim == 0):
         return True
-    done.skipped[name] = f"its ranges are not those of output channels ('{layer.weight_quantizer.spec}')"
+    done.skipped[name] = f"its ranges are not per output channel ('{layer.weight_quantizer.spec}')"
     return False
 
 

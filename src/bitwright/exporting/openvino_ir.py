@@ -44,7 +44,7 @@ def read_sealed(path: Path) -> Any:  # noqa: ANN401
     if not path.is_file():
         raise VerifyError(f"there is no file {str(path)!r}; export the model first")
     if not bin_path(path).is_file():
-        raise VerifyError(f"{str(bin_path(path))!r} is missing: {path.name} is not whole without its tensors")
+        raise VerifyError(f"{str(bin_path(path))!r} is missing: {path.name} is incomplete without its tensors")
     xml, tensors = path.read_bytes(), bin_path(path).read_bytes()
     found = _SEAL.search(xml)
     intact = found is not None and hashlib.sha256(xml[: found.start()] + tensors).hexdigest().encode() == found[1]

@@ -140,7 +140,9 @@ class TableQuantizer(Part):
         super().__init__()
         method = quantizer.method
         if method.group is not None:
-            raise ExportError(f"the {_named(quantizer)} has a table of values for each group: no file can say that")
+            raise ExportError(
+                f"the {_named(quantizer)} has a table of values for each group, which no file can express"
+            )
         self.spec, self.axis, self.group, self.site = quantizer.spec, method.axis, None, site
         self.bounds, self.levels = table(quantizer)
 
@@ -262,7 +264,7 @@ def as_integers(weight: Tensor, quantizer: TensorQuantizer, site: Site | None = 
 def _has_table(quantizer: TensorQuantizer) -> bool:
     """Whether a table of values says what a quantizer does; raise where no file can."""
     if quantizer.axes:
-        raise ExportError(f"the {_named(quantizer)} keeps ranges along several axes: no file can say that")
+        raise ExportError(f"the {_named(quantizer)} keeps ranges along several axes, which no file can express")
     if quantizer.method.uniform or quantizer.spec.format.floating:
         return False
     try:

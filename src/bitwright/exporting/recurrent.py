@@ -53,7 +53,7 @@ class DeployedLSTM(nn.Module):
         if getattr(self, self.names[0]).number is None:
             return layer(input, hx)
         if not isinstance(input, Tensor):
-            raise ExportError("a file holds no packed sequences: give the LSTM padded ones")
+            raise ExportError("a file cannot hold packed sequences: give the LSTM padded ones")
         if input.dim() == 2:  # no batch: (T, F)
             out, ends = self._layers(input.unsqueeze(1), None if hx is None else [state.unsqueeze(1) for state in hx])
             return out.squeeze(1), (ends[0].squeeze(1), ends[1].squeeze(1))

@@ -70,7 +70,7 @@ class AdaRoundFakeQuantize(Method):
         hard: round by the sign of V even where gradients are asked for; see :meth:`harden`.
         stretch: t, by which the scale in force is larger than the one that the integers were found with.
         stretching: whether t is being learned, and the stored scale is still the first one.
-        soft: what to give for the weight while somebody else keeps V and asks for gradients; stretched if t learns.
+        soft: returned for the weight while somebody else holds V and wants gradients; stretched if t learns.
     """
 
     rounding: nn.Parameter | None
@@ -88,7 +88,7 @@ class AdaRoundFakeQuantize(Method):
         return "adaround" if self.rounding is None else ""
 
     def init(self, weight: Tensor, scale: Tensor, zero_point: Tensor) -> None:
-        """Make V, such that h(V) is the part of weight / scale that floor cuts off."""
+        """Create V so that h(V) is the part of weight / scale that floor cuts off."""
         ratio = weight.detach().float() / broadcast(scale, weight, self.axis, self.group)
         rest = (ratio - torch.floor(ratio)).clamp(1e-4, 1 - 1e-4)
         self.learn("rounding", -torch.log((ZETA - GAMMA) / (rest - GAMMA) - 1))

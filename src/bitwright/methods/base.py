@@ -109,7 +109,7 @@ class Method(nn.Module):
 
     def levels(self) -> Tensor:
         """The values that results can have, sorted, at most 256, as multiples of :meth:`unit`, if it is not uniform."""
-        raise ConfigError(f"{type(self).__name__} does not say which levels it has: write levels() and unit()")
+        raise ConfigError(f"{type(self).__name__} does not define its levels: write levels() and unit()")
 
     def unit(self, scale: Tensor, zero_point: Tensor) -> Tensor:
         """What levels are multiples of, given the calibrated scale and zero point."""
@@ -121,4 +121,6 @@ class Method(nn.Module):
 
     def forward(self, x: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor:
         """Quantize and dequantize ``x``, given the calibrated scale and zero point."""
-        raise NotImplementedError(f"{type(self).__name__} must say how it rounds: write forward(x, scale, zero_point)")
+        raise NotImplementedError(
+            f"{type(self).__name__} must define how it rounds: write forward(x, scale, zero_point)"
+        )

@@ -84,7 +84,7 @@ class ClippedMethod(Method):
 
     def grid(self, zero_point: Tensor) -> Grid:
         """The grid in force; its tensors carry the gradients to the Parameters."""
-        raise NotImplementedError(f"{type(self).__name__} must say what its Parameters mean: write grid(zero_point)")
+        raise NotImplementedError(f"{type(self).__name__} must define what its Parameters mean: write grid(zero_point)")
 
     def between(self, low: Tensor | None, high: Tensor, zero_point: Tensor) -> Grid:
         """The grid with learned ends: zero stays exact, so step and zero point follow as integers allow.

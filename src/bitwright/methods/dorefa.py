@@ -6,11 +6,11 @@
     dx of activations = g where x rounds to something in [0, 1], else 0
     dx of weights     = g·(1 - tanh²(x)) / m  -  [|x| = max|x|]·sign(x)·(1 - m²)·Σ(g·t) / (k·m)
 
-with m = max|tanh(x)| = tanh(max|x|) over the values that share a step, attained by k of them. Rounding counts as the
-identity; the second term is what goes through the maximum.
+with m = max|tanh(x)| = tanh(max|x|) over the values that share a step, reached by k of them. Rounding counts as the
+identity; the second term flows through the maximum.
 
-The paper's weights lie at odd multiples of 1/n, between integers: a file has a table of them. ``normalize`` rounds t to
-the spec's own integers instead, as Sparsebit and MQBench do.
+The paper's weights lie at odd multiples of 1/n, between integers, so files store them as a table. ``normalize`` rounds
+t to the spec's own integers instead, as Sparsebit and MQBench do.
 """
 
 import torch
@@ -76,7 +76,7 @@ def squeeze(x: Tensor, axis: int | None, group: int | None) -> Tensor:
 
 @register_method("DoReFaFakeQuantize", aliases=("dorefa", "DoReFa"))
 class DoReFaFakeQuantize(Method):
-    """DoReFa: nothing is learned, and the calibrated range is not used: it is [-1, 1] or [0, 1] by definition.
+    """DoReFa learns nothing and ignores the calibrated range, which is [-1, 1] or [0, 1] by definition.
 
     Args:
         spec: what the quantized tensor looks like; unsigned, or affine, for activations.

@@ -1,4 +1,4 @@
-"""Optimizer groups: what quantizers learn gets its own learning rate, and no weight decay."""
+"""Optimizer groups: quantizer parameters get their own learning rate, and no weight decay."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ def parameter_groups(
         model: a prepared and calibrated model: quantizers make their Parameters in calibration.
         lr: learning rate of weights, biases and norms.
         quantizer_lr: learning rate of scales, thresholds and the like; ``lr`` if not given.
-        weight_decay: of everything but what quantizers learn, which gets none: a scale must not be drawn to zero.
+        weight_decay: for everything but the quantizers' Parameters, which get none: a scale must not decay to zero.
 
     Returns:
         The group ``"model"`` and, if quantizers learn anything, the group ``"quantizers"``; frozen ones are left out.
@@ -31,7 +31,7 @@ def parameter_groups(
     for p in filter(lambda p: p.requires_grad, model.parameters()):
         (own if id(p) in learned else rest).append(p)
     if not rest and not own:
-        raise ConfigError(f"no Parameter of the {type(model).__name__} asks for a gradient: there is nothing to train")
+        raise ConfigError(f"no Parameter of the {type(model).__name__} requires a gradient: there is nothing to train")
     groups: list[dict[str, Any]] = [
         {"name": "model", "params": rest, "lr": lr, "weight_decay": weight_decay},
         {"name": "quantizers", "params": own, "lr": lr if quantizer_lr is None else quantizer_lr, "weight_decay": 0.0},

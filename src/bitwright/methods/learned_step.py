@@ -1,12 +1,12 @@
-"""LSQ as one node of autograd: what a training step calls in place of the method's chain of small operators.
+"""LSQ as one autograd node, which training calls instead of the method's chain of small operators.
 
 Values and gradients are those of :class:`LearnableFakeQuantize`; see there for the formulas. With a ``divisor`` c, one
 value per scale, the tensor that is quantized is x·c and the result is divided by c again,
 
     y = quantize(x·c; s) / c = quantize(x; s / c)
 
-which is what a layer needs whose BatchNorm multiplies its output by c (see :mod:`bitwright.nn.norm`): neither x·c nor
-its quantized values are ever made. A negative c mirrors the grid.
+as needed by a layer whose BatchNorm multiplies its output by c (see :mod:`bitwright.nn.norm`): neither x·c nor its
+quantized values are ever created. A negative c mirrors the grid.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -28,9 +28,9 @@ LARGE = 1 << 16
 
 
 def learned_step(method: Method, x: Tensor, divisor: Tensor | None = None) -> Tensor | None:
-    """Quantize and dequantize ``x`` by LSQ with gradients, or None where the method itself has to do it.
+    """Quantize and dequantize ``x`` by LSQ with gradients, or return None where the method itself must do it.
 
-    That is so where the method is another one (or a subclass), before it has begun, for half precision and groups,
+    The method does it if it is not LSQ (or a subclass of it), before it has started, for half precision and groups,
     without gradients, and in ``torch.compile`` and export, which see one operator.
     """
     if type(method) is not LearnableFakeQuantize or not torch.is_grad_enabled() or is_traced(x):
@@ -103,7 +103,7 @@ class _LearnedStep(torch.autograd.Function):
 
 
 def _saved(ctx: Any) -> Any:  # noqa: ANN401
-    """What the node has saved; read once, because ``torch.utils.checkpoint`` recomputes it and gives it only once."""
+    """What the node saved; read once, because ``torch.utils.checkpoint`` recomputes it and hands it out only once."""
     if ctx.taken is None:
         ctx.taken = ctx.saved_tensors
     return ctx.taken
@@ -172,10 +172,10 @@ def _affine_sums(
 
 
 def recompute_quantized() -> AbstractContextManager[Any]:
-    """Within this context, what autograd keeps of a large tensor that was quantized here is how to make it again.
+    """Make autograd keep instructions to recompute large tensors quantized in this context, not the tensors.
 
-    The quantizer keeps its input for its own gradient; its result would be a second tensor of that size, kept by the
-    layer that multiplies it. Made again from the input in the backward pass it costs one reading of memory, and a
+    The quantizer keeps its input for its own gradient. Its result would be a second tensor of that size, kept by the
+    layer that multiplies it. Recomputing it from the input in the backward pass costs one read of memory, and a
     training step needs no more memory than in float.
     """
     if not torch.is_grad_enabled() or torch.compiler.is_compiling():

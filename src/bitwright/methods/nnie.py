@@ -7,8 +7,8 @@ With c the largest level, v = x / c, m = qmax steps (127 for 8 bits) and r = (qm
 
     dx = g    everywhere
 
-Powers of two are looked up in a table. Logarithms of eager and compiled code may differ in the last bit, so that a
-value half way between two levels may go either way.
+Powers of two are looked up in a table. Eager and compiled logarithms may differ in the last bit, so a value half way
+between two levels may go either way.
 """
 
 import torch

@@ -14,7 +14,7 @@ class NonUniformMethod(Method):
     def largest(self, scale: Tensor, zero_point: Tensor) -> Tensor:
         """The magnitude of the largest level."""
         raise NotImplementedError(
-            f"{type(self).__name__} must say how far it reaches: write largest(scale, zero_point)"
+            f"{type(self).__name__} must define how far it reaches: write largest(scale, zero_point)"
         )
 
     def unit(self, scale: Tensor, zero_point: Tensor) -> Tensor:
@@ -35,7 +35,7 @@ class NonUniformMethod(Method):
         return self.unit(scale, zero_point) / self.spec.qmax, torch.zeros_like(zero_point)
 
     def both_signs(self, magnitudes: Tensor, negative: Tensor | None = None) -> Tensor:
-        """Levels of magnitudes from 0, and of the ``negative`` ones (the same if None) where the spec is signed."""
+        """Combine levels of magnitudes from 0 with the ``negative`` ones (the same if None) if the spec is signed."""
         if not self.spec.format.signed:
             return magnitudes
         return torch.cat([-(magnitudes[1:] if negative is None else negative).flip(0), magnitudes])

@@ -1,4 +1,4 @@
-"""Checks of the options of methods, with messages for people."""
+"""Check the options of methods, with readable messages."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ Owner = str | nn.Module  # whose option it is, or its name
 def flag(owner: Owner, option: str, value: object) -> bool:
     """Return ``value`` if it is True or False."""
     if not isinstance(value, bool):
-        raise ConfigError(f"the option {option} of {_name(owner)} is True or False, not {value!r}")
+        raise ConfigError(f"the option {option} of {_name(owner)} must be True or False, not {value!r}")
     return value
 
 
@@ -22,7 +22,7 @@ def number(owner: Owner, option: str, value: object, lowest: float, highest: flo
     fits = isinstance(value, int | float) and not isinstance(value, bool) and lowest <= value <= highest
     if not fits or not isinstance(value, int | float):
         limits = f"of at least {lowest:g}" if highest == float("inf") else f"from {lowest:g} to {highest:g}"
-        raise ConfigError(f"the option {option} of {_name(owner)} is a number {limits}, not {value!r}")
+        raise ConfigError(f"the option {option} of {_name(owner)} must be a number {limits}, not {value!r}")
     return float(value)
 
 
@@ -44,7 +44,7 @@ def need_symmetric(owner: Owner, spec: QuantSpec) -> None:
 def need_bits(owner: Owner, spec: QuantSpec, highest: int) -> None:
     """Refuse a spec with too many bits."""
     if spec.bits > highest:
-        raise ConfigError(f"{_name(owner)} is for up to {highest} bits, not for {spec.format}")
+        raise ConfigError(f"{_name(owner)} supports up to {highest} bits, not {spec.format}")
 
 
 def _name(owner: Owner) -> str:

@@ -10,7 +10,7 @@ y = quantize(clip(x, low, α)) with steps of (α - low) / (qmax - qmin), where l
     dα = Σ g    over x > α  (and for signed symmetric specs qmin / qmax · Σ g over x < low)
     dn = -Σ g   over x < -n_alpha
 
-The paper adds λ·α² to the loss: give ``alpha`` a weight decay of its own if you want that.
+The paper adds λ·α² to the loss: give ``alpha`` its own weight decay if you want that.
 """
 
 import torch

@@ -1,6 +1,6 @@
-"""QDropFakeQuantize: quantize each value by chance while the scale is learned (Wei et al., ICLR 2022).
+"""QDropFakeQuantize: quantize each value at random while the scale is learned (Wei et al., ICLR 2022).
 
-In training each value is quantized with probability p and stays as it is with 1 - p; in evaluation all are quantized.
+In training each value is quantized with probability p and otherwise kept; in evaluation all are quantized.
 With m = 1 for values that are quantized and 0 for the others, and LSQ's y and gradients:
 
     out = m·y + (1 - m)·x

@@ -27,7 +27,7 @@ stochastic_quantize = kernel_operator("stochastic_quantize", _values, straight_t
 
 @register_method("StochasticFakeQuantize", aliases=("stochastic",))
 class StochasticFakeQuantize(Method):
-    """Stochastic rounding: nothing is learned, and no small value is always lost."""
+    """Stochastic rounding: learns nothing, and gives every small value a chance to survive."""
 
     def forward(self, x: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor:
         where = (scale, zero_point, self.spec.qmin, self.spec.qmax, self.axis, self.group)

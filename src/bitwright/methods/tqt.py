@@ -7,7 +7,7 @@ The scale is a power of two and follows the threshold t, whose logarithm is lear
     dx        = g                                     inside (qmin <= x / s <= qmax), else 0
     d(log2 t) = s·ln2 · (Σ g·(round(v) - v) inside,  Σ g·qmin below,  Σ g·qmax above)     with v = x / s
 
-ceil is taken for the identity. The paper trains log2 t with Adam, which does not mind the gradient's size.
+ceil counts as the identity. The paper trains log2 t with Adam, which does not mind the gradient's size.
 """
 
 import torch

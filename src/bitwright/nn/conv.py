@@ -75,7 +75,7 @@ def _output_padding(conv: _Geometry, x: Tensor, output_size: Sequence[int] | Non
         smallest = (x.shape[d - len(sizes)] - 1) * conv.stride[d] - 2 * conv.padding[d] + reach
         if not smallest <= wanted < smallest + conv.stride[d]:
             raise ValueError(
-                f"output_size {tuple(sizes)} cannot be: along dimension {d} it must be from {smallest} to "
+                f"output_size {tuple(sizes)} is impossible: along dimension {d} it must be from {smallest} to "
                 f"{smallest + conv.stride[d] - 1}"
             )
         padding.append(wanted - smallest)

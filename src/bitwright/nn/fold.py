@@ -45,11 +45,11 @@ class Fold:
 
     def apply(self, x: Tensor) -> Tensor:
         """Compute the original operations."""
-        raise NotImplementedError(f"{type(self).__name__} must say what it computes")
+        raise NotImplementedError(f"{type(self).__name__} must define what it computes")
 
     def affine(self, channels: int, like: Tensor) -> tuple[Tensor, Tensor | None]:
         """Factor and shift of each channel, a shift of None for zero; ``like`` has their device and type."""
-        raise NotImplementedError(f"{type(self).__name__} must say by what it multiplies each channel")
+        raise NotImplementedError(f"{type(self).__name__} must define its factor for each channel")
 
 
 @dataclass(frozen=True, eq=False)

@@ -47,7 +47,7 @@ class QuantLayer(TakesDescriptors, QuantMixin):
 
     def compute(self, x: Tensor, weight: Tensor, bias: Tensor | None, *args: Any, **kwargs: Any) -> Tensor:
         """The operator itself as a function of its weight and bias."""
-        raise NotImplementedError(f"{type(self).__name__} must say what it computes")
+        raise NotImplementedError(f"{type(self).__name__} must define what it computes")
 
     def arrange(self, x: Tensor) -> Tensor:
         """Move values of the input before computing on them (pad by reflection); zeros and values only."""

@@ -43,7 +43,7 @@ class QuantOpr(QuantInputMixin, nn.Module):
     def input_quantizer(self) -> Any:  # noqa: ANN401
         if "_input_quantizer" not in self._modules and "_input_quantizer" not in self.__dict__:
             raise ConfigError(
-                f"{type(self).__name__} has no quantizers yet: prepare or swap_modules gives it them, once it is built"
+                f"{type(self).__name__} has no quantizers yet: prepare or swap_modules adds them once it is built"
             )
         return self._input_quantizer
 

@@ -42,11 +42,11 @@ class Layout:
         if any(len(set(labels)) < len(labels) for labels in (self.tensor, self.constant, self.result)):
             return "it takes a diagonal"
         if several := set(self.tensor) & set(self.constant) & set(self.result):
-            return f"each {sorted(several)[0]} has a matrix of its own"
+            return f"each {sorted(several)[0]} has its own matrix"
         if set(self.result) != set(self.tensor) ^ set(self.constant):
             return "it sums dimensions of one factor"
         if not self.summed or not self.made:
-            return "it is no product of matrices"
+            return "it is not a matrix product"
         fits = self.sizes(self.summed) == tuple(given[self.tensor.index(n)] for n in self.summed)
         return None if fits else "it repeats a dimension of size 1"
 

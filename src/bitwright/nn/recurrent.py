@@ -95,7 +95,7 @@ class _Recurrent(TakesDescriptors, QuantMixin, nn.RNNBase):
 
     def cell(self, quantizer: nn.Module, weights: list[Any]) -> Cell:
         """The step function on quantized inputs."""
-        raise NotImplementedError(f"{type(self).__name__} must say what a step is")
+        raise NotImplementedError(f"{type(self).__name__} must define one step")
 
     def start(self, given: Any, batch: int, like: Tensor) -> State:  # noqa: ANN401
         """The states to start from, (layers × directions, batch, size) each."""

@@ -36,7 +36,9 @@ def register_qmodule(sources: Iterable[Any], *, override: bool = False) -> Calla
         raise ConfigError("register_qmodule needs at least one source: a module class, a function or a method's name")
     for source in wanted:
         if not isinstance(source, str) and not callable(source):
-            raise ConfigError(f"a source is a module class, a function or the name of a tensor method, not {source!r}")
+            raise ConfigError(
+                f"a source must be a module class, a function or the name of a tensor method, not {source!r}"
+            )
 
     def decorate(cls: C) -> C:
         if not issubclass(cls, nn.Module):

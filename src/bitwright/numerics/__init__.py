@@ -1,4 +1,4 @@
-"""Arithmetic of quantization: operators, their gradients, scales from ranges, and what kernels are written with."""
+"""The arithmetic of quantization: operators and their gradients, scales from ranges, and the tools that kernels use."""
 
 from bitwright.numerics.fused import Fused
 from bitwright.numerics.kernel_operator import apply_kernel, kernel_operator

@@ -1,4 +1,4 @@
-"""Numbers of eight bits with an exponent: E4M3 (up to 448) and E5M2 (up to 57344).
+"""8-bit floating-point numbers: E4M3 (up to 448) and E5M2 (up to 57344).
 
     y = fp8(clamp(x / scale, -top, top)) * scale
 
@@ -31,7 +31,7 @@ BY_NAME = {"e4m3": E4M3, "e5m2": E5M2}
 
 
 def to_fp8(x: Tensor, kind: Fp8) -> Tensor:
-    """The nearest numbers of the format, ties to even; what is beyond saturates and NaN stays NaN."""
+    """Round to the nearest numbers of the format, ties to even; values beyond it saturate, and NaN stays NaN."""
     return wide(x).clamp(-kind.top, kind.top).to(kind.dtype)
 
 

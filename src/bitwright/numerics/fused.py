@@ -1,9 +1,9 @@
-"""One fused kernel from a few lines of tensor math: compiled once it pays, eager before and where it cannot.
+"""Fuse a few lines of tensor math into one kernel: compiled once that pays off, eager until then and where it fails.
 
 Compilation is lazy. A function first runs eagerly; after ``WARM_UP`` elements it is compiled with dynamic
 shapes, and from then on tensors above ``SMALL`` elements take the compiled kernel. Both give the same bits,
-so the switch cannot be seen: a compiled kernel is compared with eager before its first use, and one that differs
-is not used. ``BITWRIGHT_COMPILE=0`` never compiles, ``BITWRIGHT_COMPILE=1`` compiles at the first call.
+so the switch is invisible. A compiled kernel is compared with eager before its first use, and dropped if it differs.
+``BITWRIGHT_COMPILE=0`` never compiles, ``BITWRIGHT_COMPILE=1`` compiles at the first call.
 """
 
 import logging
@@ -26,18 +26,18 @@ from bitwright.numerics.proof import difference
 _log = logging.getLogger(__name__)
 WARM_UP = 500_000_000
 SMALL = 1 << 14
-# Let long formulas stay in one loop, which by default are cut in pieces that go through memory.
+# Keep long formulas in one loop; by default they are split into pieces that go through memory.
 _ONE_LOOP: dict[str, Any] = {"realize_reads_threshold": 64, "realize_opcount_threshold": 1024}
-_VECTOR_BITS = {"AVX512": 512, "AVX2": 256, "DEFAULT": 1}  # no vector has one bit: such kernels are scalar
+_VECTOR_BITS = {"AVX512": 512, "AVX2": 256, "DEFAULT": 1}  # no vector is one bit wide, so such kernels are scalar
 _compiling = ForkableLock(threading.Lock)
 _made: list["Fused"] = []
 
 
 class Fused:
-    """A function of tensors that is compiled when it has done enough work to repay it.
+    """A function of tensors that is compiled once it has done enough work to repay the compilation.
 
     Each layout (dimensions of size one, dtypes, whole numbers that torch.compile takes for constants, modes of torch)
-    has a kernel of its own, so that none recompiles behind the proof.
+    has its own kernel, so none recompiles after it was proven.
 
     Args:
         function: takes a tensor in canonical form and its parameters, see :mod:`bitwright.numerics.kernel_operator`.
@@ -115,7 +115,7 @@ class Fused:
 
 @contextmanager
 def repeated(times: int) -> Generator[None, None, None]:
-    """Count what is done within as work that will be done ``times`` times, so that it is compiled while it pays."""
+    """Count work done inside as if it were done ``times`` times, so that it is compiled while that still pays off."""
     before = [(fused, fused._work) for fused in _made]
     yield
     for fused, known in before:
@@ -123,7 +123,7 @@ def repeated(times: int) -> Generator[None, None, None]:
 
 
 def _layout(x: Tensor, args: tuple[Any, ...]) -> Hashable:
-    """What a compiled kernel is good for: torch.compile would recompile for anything else."""
+    """What a compiled kernel is valid for: torch.compile would recompile for anything else."""
     device = x.device
     return (
         x.dtype,
@@ -138,7 +138,7 @@ def _layout(x: Tensor, args: tuple[Any, ...]) -> Hashable:
 
 
 def _constant(value: object) -> Hashable:
-    """The value, where torch.compile takes it for a constant; else its type."""
+    """The value if torch.compile treats it as a constant, else its type."""
     return type(value) if isinstance(value, int) and value not in (0, 1) else (type(value), value)
 
 
@@ -150,8 +150,8 @@ def _detached(kernel: Callable[..., Any], *args: Any) -> Any:  # noqa: ANN401
 def _compile(function: Callable[..., Any], number: int, more: dict[str, Any]) -> Callable[..., Any]:
     """Compile a copy of the function: torch.compile counts recompilations by code object.
 
-    torch keeps compiled kernels on disk and loads one of another vector width without a word, which then leaves values
-    unwritten or writes beyond them. The width is therefore given explicitly, which makes it part of the cache's key.
+    torch keeps compiled kernels on disk and silently loads one for another vector width, which then leaves values
+    unwritten or writes past the end. The width is therefore given explicitly, which makes it part of the cache's key.
     """
     code = function.__code__.replace(co_name=f"{function.__name__}_{number}")
     copy = types.FunctionType(code, function.__globals__, code.co_name, function.__defaults__, function.__closure__)

@@ -4,7 +4,7 @@
 
     tanh(x) = 2·n·d / (d² + n²),    1 - tanh²(x) = ((d² - n²) / (d² + n²))²
 
-within 3e-7 of the exact values, and without a call out of the loop. Double precision asks torch.
+within 3e-7 of the exact values, with no function call inside the loop. Double precision uses torch's own.
 """
 
 import torch

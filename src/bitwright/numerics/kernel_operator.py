@@ -1,11 +1,11 @@
-"""Differentiable operators from two kernels: values forward, all gradients backward, nothing but the inputs kept.
+"""Differentiable operators from two kernels: values forward, all gradients backward, keeping only the inputs.
 
 A kernel is a few lines of tensor math on ``x`` in canonical form, (values,) or (outer, channel, inner), and on its
 parameters. Annotations say how a parameter of the operator reaches the kernel:
 
-    PerScale   one for each scale: shaped to broadcast against ``x``, in the precision of the arithmetic
-    PerValue   one for each value: in the form of ``x``
-    the rest   unchanged
+    PerScale        one for each scale: shaped to broadcast against ``x``, in the precision of the arithmetic
+    PerValue        one for each value: in the form of ``x``
+    anything else   unchanged
 
 The kernel of the gradients has the gradient of the result, ``grad``, as its first parameter after ``x``.
 """
@@ -38,7 +38,7 @@ def kernel_operator(name: str, values: Fused, gradients: Fused | None, learned: 
         values: ``values(x, …)`` computes the result, in the shape and dtype of ``x``.
         gradients: ``gradients(x, grad, …)`` computes the gradient of ``x``, then of each of ``learned``, as a tuple or
             a single tensor; None passes the gradient on.
-        learned: names of parameters that get a gradient; those that no kernel takes are there once for each scale.
+        learned: names of parameters that get a gradient; one that no kernel takes has one value per scale.
     """
     made = _Operator(values, gradients, learned)
     LIBRARY.define(f"{name}(Tensor x, {made.schema}) -> Tensor")
@@ -68,7 +68,7 @@ def apply_kernel(kernel: Fused, x: Tensor, *params: Any, axis: int | None, group
 
 
 class _Operator:
-    """The two functions behind an operator, which take and give tensors of the user's shape."""
+    """The two functions behind an operator, which take and return tensors in the user's shape."""
 
     def __init__(self, values: Fused, gradients: Fused | None, learned: tuple[str, ...]) -> None:
         self.values, self.gradients = values, gradients
@@ -112,7 +112,7 @@ class _Operator:
         return [torch.empty_like(x, dtype=grad.dtype), *(torch.empty_like(p) for p in learned)]
 
     def complete(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Add the defaults: torch leaves out what is equal to them."""
+        """Add the defaults: torch leaves out arguments that equal them."""
         missing = self.count - len(args)
         return (*args, *self.defaults[-missing:]) if missing else args
 

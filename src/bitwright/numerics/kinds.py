@@ -1,4 +1,4 @@
-"""How the parameters of a kernel relate to its values, said in annotations."""
+"""How a kernel's parameters relate to its values, as annotations."""
 
 import inspect
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from torch import Tensor
 
 PerValue = Annotated[Tensor, "one for each value of x"]
 PerScale = Annotated[Tensor, "one for each scale"]
-Kind = Any  # PerValue, PerScale, or the type of what reaches the kernel unchanged
+Kind = Any  # PerValue, PerScale, or the type of an argument that reaches the kernel unchanged
 
 
 def kinds_of(kernel: Callable[..., Any]) -> dict[str, Kind]:

@@ -1,9 +1,8 @@
-"""Random numbers that a kernel makes for itself from the place of a value and a key: none are stored.
+"""Random numbers that a kernel computes from a value's position and a key, so none are stored.
 
-A hash of the place, in whole numbers of 32 bits that may overflow, takes the time of a few multiplications, and eager
-and compiled kernels get the same numbers. The key comes from torch's generator, so that ``torch.manual_seed`` and
-checkpointing have their say, or from that of ``drawing_from``; the gradient makes the numbers of the values again from
-the same key.
+Hashing the position in 32-bit integers that may overflow costs a few multiplications, and gives eager and compiled
+kernels the same numbers. The key comes from torch's generator, so ``torch.manual_seed`` and checkpointing apply, or
+from the one passed to ``drawing_from``. The gradient recomputes the same numbers from the same key.
 """
 
 import threading
@@ -20,7 +19,7 @@ _here = threading.local()
 
 @contextmanager
 def drawing_from(generator: torch.Generator) -> Iterator[None]:
-    """Let this thread draw keys from a generator of its own, on the CPU; torch's stays as it is."""
+    """Draw this thread's keys from the given CPU generator; torch's own is left alone."""
     before = getattr(_here, "generator", None)
     _here.generator = generator
     try:
@@ -30,7 +29,7 @@ def drawing_from(generator: torch.Generator) -> Iterator[None]:
 
 
 def draw_key(x: Tensor) -> Tensor:
-    """Two random numbers on the device of ``x``: a stream of noise of their own."""
+    """Draw two random numbers on the device of ``x``: the key of a new stream of noise."""
     generator = None if is_traced(x) else getattr(_here, "generator", None)
     if generator is not None:
         return torch.randint(0, 2**31 - 1, (2,), dtype=torch.int32, generator=generator).to(x.device)
@@ -40,7 +39,7 @@ def draw_key(x: Tensor) -> Tensor:
 def noise(values: Tensor, key: Tensor) -> Tensor:
     """A number for each value, uniform in (-½, ½), the middles of 2²⁴ equal steps."""
     place = torch.arange(values.numel(), dtype=torch.int32, device=values.device).view(values.shape)
-    # In place: the eager path is bound by memory. Shifts keep the sign, so that only the upper bits are good.
+    # In place: the eager path is bound by memory. Shifts keep the sign, so only the upper bits are random enough.
     mixed = place.bitwise_xor_(key[0]).mul_(0x70DA3EBB)
     mixed = mixed.bitwise_xor_(mixed >> 15).add_(key[1]).mul_(0x5F7E31B5)
     mixed = mixed.bitwise_xor_(mixed >> 13).mul_(0x5CFB0CF9)

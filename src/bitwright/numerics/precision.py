@@ -10,6 +10,6 @@ def wide(x: Tensor) -> Tensor:
 
 
 def total(values: Tensor) -> Tensor:
-    """Sum canonical values over all but the channel; a processor does so in double precision, which is faster, too."""
+    """Sum canonical values over all but the channel; CPUs use double precision, which is also faster."""
     dtype = torch.float64 if values.device.type == "cpu" else values.dtype
     return (values.sum(dtype=dtype) if values.ndim == 1 else values.sum((0, 2), dtype=dtype)).to(values.dtype)

@@ -1,11 +1,11 @@
-"""Proof of a compiled kernel: it gives what eager gives on small inputs for every branch and the end of a vector.
+"""Prove a compiled kernel: compare it with eager on small inputs that reach every branch and the end of a vector.
 
-The inputs follow from the parameters of the kernel's first call. With u a parameter that is there once for each scale
-and n a whole number among the parameters, ``x`` takes
+The inputs are derived from the parameters of the kernel's first call. With u a parameter that has one value per scale
+and n an integer among the parameters, ``x`` takes
 
     u·m    for m = 0, ±¼, ±½, ±1, … far beyond any range, n ± ½ and n ± 1 (ties and ends), and random m
 
-one time as it is, and one time with infinities, NaN and the largest and smallest numbers in between.
+once as they are, and once with infinities, NaN and the largest and smallest numbers mixed in.
 """
 
 import math
@@ -25,7 +25,7 @@ STRANGE = (float("nan"), float("inf"), -float("inf"), 3e38, -3e38, 1e-42, -0.0)
 EVERY = 5  # th value is strange
 RANDOM = 199  # multiples
 ROUNDING = 1e-5  # of what is not exact
-PER_MISS = 256  # values for each that may differ, where exactness is not asked for
+PER_MISS = 256  # values for each one that may differ, where exactness is not required
 
 
 def difference(

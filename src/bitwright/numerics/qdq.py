@@ -1,4 +1,4 @@
-"""Quantize–dequantize, the one arithmetic everything rests on, as ``torch.library`` operators.
+"""Quantize–dequantize, the arithmetic everything else rests on, as ``torch.library`` operators.
 
     q = clamp(round(x / scale) + zero_point, qmin, qmax)      round half to even, as ONNX QuantizeLinear does
     y = (q - zero_point) * scale
@@ -8,7 +8,7 @@ recomputed from x, so nothing but x is kept. Half precision computes in float32.
 for the tensor, ``axis`` alone one per channel, ``axis`` with ``group`` one per run of ``group`` values along
 the axis.
 
-NaN stays NaN, so that it is seen, and infinities saturate; neither gets a gradient. NaN has no integer.
+NaN stays NaN, so it shows, and infinities saturate; neither gets a gradient. No integer stands for NaN.
 """
 
 from typing import Any
@@ -25,7 +25,7 @@ from bitwright.numerics.views import broadcast
 
 @Fused
 def nearest_level(x: Tensor, scale: PerScale, zero_point: PerScale, qmin: int, qmax: int) -> Tensor:
-    """Values at the nearest level of the grid."""
+    """Round values to the nearest level of the grid."""
     # In place: the eager path is bound by memory.
     q = torch.div(wide(x), scale).round_().add_(zero_point).clamp_(qmin, qmax)
     return q.sub_(zero_point).mul_(scale).to(x.dtype)
@@ -33,7 +33,7 @@ def nearest_level(x: Tensor, scale: PerScale, zero_point: PerScale, qmin: int, q
 
 @Fused
 def straight_through(x: Tensor, grad: PerValue, scale: PerScale, zero_point: PerScale, qmin: int, qmax: int) -> Tensor:
-    """The gradient where values round to a level of the grid, else 0."""
+    """Pass the gradient where values round to a level of the grid, else 0."""
     q = torch.div(wide(x), scale).round_().add_(zero_point)
     return torch.where((q >= qmin) & (q <= qmax), grad, 0.0)
 

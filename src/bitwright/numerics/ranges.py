@@ -4,7 +4,7 @@
     symmetric   scale = max(-lo, hi) / qmax,        zero_point = 0
     power of two   scale becomes 2 ** round(log2(scale))
 
-Zero always maps to zero exactly, and a range of width zero gives a scale that is tiny but not zero.
+Zero always maps to zero exactly, and a range of width zero gets a tiny scale that is not zero.
 """
 
 import torch

@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 class Canonical(NamedTuple):
-    """A tensor in canonical form, with what it takes to go back.
+    """A tensor in canonical form, with everything needed to go back.
 
     ``values`` is (N,) with scales of shape () for a whole tensor, else (outer, channel, inner) with scales of
     shape (channel, 1). The view follows the memory order of the tensor, so channels-last needs no copy. Only
@@ -31,7 +31,7 @@ class Canonical(NamedTuple):
         return param.reshape(-1).unsqueeze(1)  # always with the same strides, so that kernels need not recompile
 
     def like(self, tensor: Tensor, x: Tensor) -> Tensor:
-        """The values of another ``tensor`` of the shape of ``x``, in the order of those of ``x``."""
+        """The values of another ``tensor`` shaped like ``x``, in the order of the values of ``x``."""
         if tensor.stride() != x.stride():
             tensor = torch.empty_like(x, dtype=tensor.dtype).copy_(tensor)
         return canonical(tensor, self.axis, self.group).values
@@ -82,12 +82,12 @@ def broadcast(param: Tensor, x: Tensor, axis: int | None, group: int | None) -> 
 
 
 def _in_memory_order(x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
-    """The tensor permuted such that it is contiguous, and how; a copy if it is a slice, or expanded."""
+    """Permute the tensor so that it is contiguous, and return how; copy it if it is a slice or expanded."""
     if x.is_contiguous():
         return x, tuple(range(x.ndim))
     order = tuple(sorted(range(x.ndim), key=lambda d: (-x.stride(d), d)))
     moved = x.permute(order)
-    # A copy of what no permutation makes contiguous lies in the order that torch gives to results.
+    # If no permutation makes it contiguous, the copy has the memory order that torch gives to results.
     return (moved, order) if moved.is_contiguous() else _in_memory_order(x.clone())
 
 

@@ -39,8 +39,8 @@ class Observer(ABC):
     """Finds the range of a tensor for one spec, batch by batch.
 
     Attributes:
-        batch: the number of the batch under way, where calibration tells it: an observer that several tensors share
-            is called several times in one batch.
+        batch: the number of the current batch, if calibration sets it: an observer that several tensors share is
+            called several times per batch.
         kept: the attributes, tensors and whole numbers, that hold what was seen; ``"histogram.lo"`` is one of a part.
     """
 
@@ -83,7 +83,7 @@ class Observer(ABC):
         """Return the lowest and highest value to represent, each of ``param_shape``."""
 
     def merge(self, other: Self) -> None:
-        """Take over what another observer of the same kind has seen, as if it had been seen here afterwards."""
+        """Take over what another observer of the same kind has seen, as if this one had seen it next."""
         check_same_kind(self, other)
         if other.batches:
             self.absorb(other)
@@ -95,9 +95,9 @@ class Observer(ABC):
         raise ConfigError(f"{type(self).__name__} cannot be merged: write absorb(other), or observe all data with one")
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """What was seen, as copies by name; :meth:`load_state_tensors` goes on from there."""
+        """Return copies of what was seen, by name; :meth:`load_state_tensors` continues from there."""
         if not self.kept:
-            raise ConfigError(f"{type(self).__name__} does not say what it keeps: name its tensors in `kept`")
+            raise ConfigError(f"{type(self).__name__} does not define what it keeps: name its tensors in `kept`")
         state = {"batches": torch.tensor(self.batches)}
         if self.param_shape is not None:
             state["param_shape"] = torch.tensor(self.param_shape, dtype=torch.int64)
@@ -112,8 +112,8 @@ class Observer(ABC):
         known = {"batches", "param_shape", *self.kept}
         if "batches" not in state or not known.issuperset(state):
             raise ConfigError(
-                f"{', '.join(sorted(state)) or 'nothing'} is not what {type(self).__name__} keeps: "
-                f"{', '.join(sorted(known))}"
+                f"{type(self).__name__} keeps {', '.join(sorted(known))}, "
+                f"but the state has {', '.join(sorted(state)) or 'nothing'}"
             )
         self.reset()
         self.batches = int(state["batches"])
@@ -131,7 +131,7 @@ class Observer(ABC):
         return as_params(lo, self.spec, shape), as_params(hi, self.spec, shape)
 
     def seen(self) -> tuple[Tensor, Tensor]:
-        """Return two tensors that are not finite if anything seen was not; cheap, where ``range`` searches."""
+        """Return two tensors that are finite only if everything seen was; cheap, unlike ``range``, which may search."""
         return self.range()
 
     def qparams(self) -> tuple[Tensor, Tensor]:
@@ -145,7 +145,7 @@ class Observer(ABC):
         return torch.where(scale <= 2 * SMALLEST_SCALE, SCALE_OF_ZEROS, scale), zero_point
 
     def reset(self) -> None:
-        """Forget everything that was seen; the options and the spec stay."""
+        """Forget everything seen, but keep the options and the spec."""
         (args, options), spec = self._given, self.spec
         self.__init__(*args, **options)  # pyrefly: ignore
         self.spec = spec
@@ -172,12 +172,12 @@ def check_same_kind(one: Observer, other: Observer) -> None:
         if theirs[name] != value:
             raise ConfigError(
                 f"cannot merge {type(one).__name__} with {name}={theirs[name]!r} into one with {name}={value!r}: "
-                "observers of the same data have the same options"
+                "observers of the same data need the same options"
             )
 
 
 def _options(observer: Observer) -> dict[str, Any]:
-    """The options an observer was made with, those left out included."""
+    """The options an observer was made with, including defaults."""
     args, options = observer._given
     given = inspect.signature(type(observer)).bind(*args, **options)
     given.apply_defaults()

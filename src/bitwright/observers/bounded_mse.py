@@ -1,14 +1,14 @@
 """BoundedMSEObserver: the least error among ranges that neither shrink nor shift the values much; made for weights.
 
-The range with the least squared error clips so far that Σ e·x = -Σ e², with e = q(x) - x: a relative error of 0.014,
-usual for weights of 4 bits, makes what a layer gives 1.4 % smaller, and 22 such layers leave 74 % of it. Errors without
-a direction only add up. This range therefore has the least
+The range with the least squared error clips so much that Σ e·x = -Σ e², with e = q(x) - x. A relative error of 0.014,
+usual for 4-bit weights, makes a layer's result 1.4 % smaller, and after 22 such layers 74 % is left. Errors without a
+direction only add up. This observer therefore minimizes
 
     Σ e²  +  LAYERS · (Σ e·x)² / Σ x²  +  (Σ e)²
 
-so that in a net of ``LAYERS`` layers the loss of gain counts as it accumulates, and the shift of the mean as inputs
-after a ReLU add it up. Parts of the whole range are tried, the whole range among them; many values are taken at the
-middles of their bins.
+which counts the loss of gain as it accumulates over a net of ``LAYERS`` layers, and the shift of the mean as inputs
+after a ReLU add it up. It tries shares of the whole range, up to all of it; where there are many values, it takes them
+at the middles of their bins.
 """
 
 import torch
@@ -27,7 +27,7 @@ LEAST, PARTS = 0.2, 81  # the least part of the range to try, and how many
 
 @register_observer("BoundedMSEObserver", aliases=("bounded_mse",))
 class BoundedMSEObserver(HistogramBase):
-    """Least squared error with a bound on loss of gain and shift; the order of batches does not matter.
+    """Least squared error that bounds loss of gain and shift; the order of batches does not matter.
 
     Args:
         bins: bins per channel, a power of two.

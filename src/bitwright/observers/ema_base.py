@@ -1,4 +1,4 @@
-"""EMASearchBase: a search on each batch by itself, and a moving average of what it finds."""
+"""EMASearchBase: search each batch separately, and keep a moving average of the results."""
 
 from abc import abstractmethod
 

@@ -1,7 +1,8 @@
 """EMAMinMaxObserver: an exponential moving average of each batch's range.  lo = r·lo + (1 - r)·min x.
 
-A moving average has an order: merging appends the other observer's batches to one's own. With its first batch x1 and
-its average m after n batches, which gave x1 the weight r**(n - 1) where a later one would have had (1 - r)·r**(n - 1),
+A moving average depends on order: merging appends the other observer's batches to this one's. With its first batch x1
+and its average m after n batches, which gave x1 the weight r**(n - 1) where a later one would have had (1 - r)·r**(n -
+1),
 
     merged = r**n · own + m - r**n · x1
 """
@@ -39,7 +40,7 @@ class EMAMinMaxObserver(MinMaxObserver):
         self.move(*min_max(x, self.spec))
 
     def move(self, lo: Tensor, hi: Tensor) -> None:
-        """Move the range towards [lo, hi]; what a shared quantizer sees in one batch counts once, as a whole."""
+        """Move the range towards [lo, hi]; all that a shared quantizer sees in one batch counts once."""
         if self.batch is not None and self._last is not None and self._last[0] == self.batch:
             _, (self.lo, self.hi), (lowest, highest) = self._last
             lo, hi = torch.minimum(lo, lowest), torch.maximum(hi, highest)

@@ -15,7 +15,7 @@ from bitwright.spec import QuantSpec
 
 @register_observer("EMAMSEObserver", aliases=("ema_mse",))
 class EMAMSEObserver(EMASearchBase):
-    """Searches each batch by itself and averages; the first batch is taken as it is.
+    """Searches each batch separately and averages; the first batch is taken as it is.
 
     Args:
         p: the power of the error; 2 is the mean squared error.

@@ -1,4 +1,4 @@
-"""HistogramBase: what all observers share that read their range off a streaming histogram."""
+"""HistogramBase: the base of observers that read their range off a streaming histogram."""
 
 from abc import abstractmethod
 from typing import Self
@@ -35,7 +35,7 @@ class HistogramBase(Observer):
         self._found = None
 
     def range(self) -> tuple[Tensor, Tensor]:
-        """The range that the search finds; searched once for the same data."""
+        """The range that the search finds; the same data is searched only once."""
         if self._found is None:
             known = self.histogram.range()
             self._found = self.shaped(*(self.search(self.histogram) if self.histogram.finite else known))

@@ -17,7 +17,7 @@ BINS = 2048  # half of them for magnitudes
 class KLObserver(HistogramBase):
     """Threshold of least Kullback-Leibler divergence; the order of batches does not matter.
 
-    Affine specs cut both ends at the threshold, and give all levels to one side if the data has only one.
+    Affine specs cut both ends at the threshold, and give all levels to one side if all data is on it.
     Where the format has as many levels as the histogram has bins of magnitudes, nothing is cut.
 
     Args:

@@ -1,10 +1,10 @@
-"""MagnitudeObserver: one symmetric range from a histogram of |x|, chosen by entropy, by error or by a percentile.
+"""MagnitudeObserver: one symmetric range from a histogram of |x|, chosen by entropy, error or percentile.
 
     entropy     the threshold that loses the least information     ``search/entropy.py``
     mse         the threshold with the least squared error         ``search/threshold.py``
     percentile  the magnitude that a share of the values does not exceed
 
-Its options have the names and the meaning of NVIDIA's histogram calibrator: ``num_bins`` bins span [0, max |x|],
+Its options have the names and meaning of those of NVIDIA's histogram calibrator: ``num_bins`` bins span [0, max |x|],
 thresholds are tried from bin ``start_bin`` on, every ``stride`` bins. The histogram itself has at least as many bins.
 """
 
@@ -68,7 +68,7 @@ class MagnitudeObserver(HistogramBase):
         return -top, top
 
     def largest(self, choice: str, start_bin: int = 128, stride: int = 1, percentile: float = 99.99) -> Tensor:
-        """Return the largest magnitude to represent, (channels,), by another choice than the observer's own."""
+        """Return the largest magnitude to represent, (channels,), by a choice other than the observer's own."""
         self._check(choice, start_bin, stride, percentile)
         magnitudes = self.histogram.folded()
         if choice == "percentile":

@@ -1,4 +1,4 @@
-"""MomentsBase: what all observers share that derive their range from mean, spread and magnitude."""
+"""MomentsBase: the base of observers that derive their range from mean, spread and magnitude."""
 
 from abc import abstractmethod
 from typing import Self

@@ -20,7 +20,7 @@ class PercentileObserver(HistogramBase):
 
     Args:
         percentile: share of each side's values to hold, in percent.
-        alpha: the share left out instead, as other toolkits say it: ``alpha=0.001`` is ``percentile=99.9``.
+        alpha: the share to leave out instead, as in other toolkits: ``alpha=0.001`` is ``percentile=99.9``.
         bins: bins per channel, a power of two.
     """
 

@@ -1,6 +1,6 @@
 """PoTModeObserver: the power-of-two scale that most batches choose, for activations on Vitis hardware.
 
-Each batch votes for the 2**e with its least squared error; scale = 2**(the e with most votes, the coarsest of a tie).
+Each batch votes for the 2**e with its least squared error; scale = 2**(the e with most votes; the coarsest in a tie).
 """
 
 from typing import Self

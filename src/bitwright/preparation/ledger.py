@@ -130,7 +130,7 @@ def _complaint(rule: Rule, entries: list[Entry]) -> str:
         return ""
     first = won[0]
     why = "it has no weight" if first.verdict in _EFFECTIVE else _why_float(rule, first)
-    return f"the rule {rule.match!r} asks {', '.join(rule.asks)} of {first.name} ({first.operator}), but {why}"
+    return f"the rule {rule.match!r} sets {', '.join(rule.asks)} for {first.name} ({first.operator}), but {why}"
 
 
 def _has_effect(rule: Rule, entry: Entry) -> bool:
@@ -139,7 +139,7 @@ def _has_effect(rule: Rule, entry: Entry) -> bool:
 
 def _why_float(rule: Rule, entry: Entry) -> str:
     reason = entry.reason or "it only moves values"
-    return reason if rule.force else f"{reason}; force: true quantizes it all the same"
+    return reason if rule.force else f"{reason}; force: true quantizes it anyway"
 
 
 def attach(model: nn.Module, ledger: Ledger) -> None:
@@ -157,8 +157,8 @@ def ledger_of(model: nn.Module) -> Ledger:
     """The ledger of a prepared model."""
     if WAITING in getattr(model, "__dict__", {}):
         raise ConfigError(
-            f"this {type(model).__name__} is prepared when it is first called: run it once, or give example_inputs "
-            "to what has prepared it"
+            f"this {type(model).__name__} is prepared at its first call: run it once, or pass example_inputs "
+            "to the function that prepared it"
         )
     if not is_prepared(model):
         raise ConfigError(f"this {type(model).__name__} was not made by bitwright.prepare")

@@ -51,7 +51,7 @@ def _widest(backend: Backend, cpu: str) -> str | None:
     spec, used = backend.weights.spec, backend.weights.used_bits
     if spec is None or spec.bits not in used.values():
         raise ConfigError(
-            f"weight='{AUTO}' is for backends whose weights depend on the CPU, and {backend.name} is none; name a spec"
+            f"weight='{AUTO}' is for backends whose weights depend on the CPU, unlike {backend.name}; name a spec"
         )
     most = max(bits for bits, those in used.items() if those == spec.bits)
     return str(with_bits(spec, most)) if adds_in_32_bits(cpu) else None

@@ -89,7 +89,7 @@ def make(cls: type[Any], source: nn.Module | fx.Node, name: str, recipe: Recipe 
         elif isinstance(source, nn.Module):
             made = cls.from_float(source)
         else:
-            raise TypeError("to take the place of a function it must derive from QuantOpr")
+            raise TypeError("to replace a function it must derive from QuantOpr")
     except Exception as error:
         raise ConfigError(f"{name}: {cls.__qualname__} cannot be built: {type(error).__name__}: {error}") from error
     return made.train(source.training) if isinstance(source, nn.Module) else made

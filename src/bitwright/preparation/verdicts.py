@@ -19,10 +19,10 @@ _PRECISIONS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)  # s
 
 # After the first judgement: what swapping and fusing make of an operator.
 NO_QMODULE = Judgement(Verdict.FLOAT, "no quantized module is registered for it")
-NOT_SWAPPED = Judgement(Verdict.PARTLY, "its weight stays float: it is not swapped")
+NOT_SWAPPED = Judgement(Verdict.PARTLY, "its weight stays float because it is not swapped")
 FOLDED = Judgement(Verdict.FUSED, "folded into the layer before it")
-OWN_QUANTIZERS = Judgement(Verdict.INTEGER, "has quantizers of its own")
-DYNAMIC = Judgement(Verdict.INTEGER, "the ranges of its inputs and states are found while it runs")
+OWN_QUANTIZERS = Judgement(Verdict.INTEGER, "has its own quantizers")
+DYNAMIC = Judgement(Verdict.INTEGER, "the ranges of its inputs and states are found as it runs")
 
 
 def fused_with(name: str) -> Judgement:
@@ -37,7 +37,7 @@ def replaced_by(name: str) -> Judgement:
 
 def shares_weight(before: Judgement) -> Judgement:
     """A float call of a layer whose weight another call of it quantizes."""
-    return before._replace(reason=f"{before.reason}, but its weight is quantized, as another call of it has it")
+    return before._replace(reason=f"{before.reason}, but its weight is quantized for another call")
 
 
 def leaf(pattern: str) -> Judgement:
@@ -97,7 +97,7 @@ def _recurrent(module: nn.RNNBase | nn.RNNCellBase, decision: Decision, job: Job
         return _skipped(decision)
     hint = "schedules: {split_recurrent: true} quantizes LSTM and GRU"
     if not job.backend.operators.dynamic_lstm:
-        return Judgement(Verdict.FLOAT, f"torch computes it in one go; {hint}")
+        return Judgement(Verdict.FLOAT, f"torch computes it in one step; {hint}")
     if not isinstance(module, nn.LSTM) or torch_base(type(module)) is not nn.LSTM:
         return Judgement(Verdict.FLOAT, f"{job.backend.name} has no integer {type(module).__name__}; {hint}")
     weight = decision.recipe.weight
@@ -147,7 +147,7 @@ def _one_is_a_number(node: fx.Node) -> bool:
 def _obstacle(node: fx.Node, inputs: list[fx.Node]) -> str:
     """Why no operator could quantize these inputs, or nothing."""
     if not inputs:
-        return "no float tensor goes in"
+        return "it has no float input"
     if any(dtype_of(n) not in _PRECISIONS for n in inputs):
         return f"its input is {next(dtype_of(n) for n in inputs if dtype_of(n) not in _PRECISIONS)}"
     if any(facts(n).written for n in (node, *inputs)):

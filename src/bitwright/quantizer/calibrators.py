@@ -134,7 +134,7 @@ class HistogramCalibrator(Calibrator, MagnitudeObserver):
                 f"Calibrator histogram collection only supports per tensor scaling, not axis {axis}"
             )
         if grow_method is not None:
-            _log.warning("grow_method is deprecated and ignored: histograms grow by themselves")
+            _log.warning("grow_method is deprecated and ignored: histograms grow on their own")
         super().__init__(num_bits, axis, unsigned, choice="mse", num_bins=num_bins, skip_zeros=skip_zeros)
 
     observe = MagnitudeObserver.observe

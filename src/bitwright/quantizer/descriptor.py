@@ -104,7 +104,7 @@ class QuantDescriptor:
             narrow = self.narrow_range and not self.unsigned
         axes = self.axes
         if len(axes) > 1:
-            raise ConfigError(f"axis {self.axis} keeps ranges along several axes, and a spec has one axis at most")
+            raise ConfigError(f"axis {self.axis} keeps ranges along several axes, but a spec has at most one")
         return QuantSpec(number, narrow=narrow, granularity=PerChannel(axes[0]) if axes else PerTensor())
 
     @property
@@ -143,7 +143,7 @@ class QuantDescriptor:
         except yaml.YAMLError as error:
             raise ConfigError(f"this is not YAML: {str(error).splitlines()[0]}") from error
         if not isinstance(fields, dict):
-            raise ConfigError(f"a descriptor in YAML is a mapping of fields, not {fields!r}")
+            raise ConfigError(f"a descriptor in YAML must be a mapping of fields, not {fields!r}")
         return cls(**{str(key): value for key, value in fields.items()})
 
     def __str__(self) -> str:
@@ -160,7 +160,7 @@ class QuantDescriptor:
 def _bits(given: Any) -> int | tuple[int, int]:  # noqa: ANN401
     if isinstance(given, tuple | list):
         if tuple(given) not in BY_BITS:
-            raise TypeError(f"num_bits of fp8 is (4, 3) or (5, 2), not {tuple(given)}")
+            raise TypeError(f"num_bits of fp8 must be (4, 3) or (5, 2), not {tuple(given)}")
         return (int(given[0]), int(given[1]))
     if isinstance(given, bool) or not isinstance(given, int | np.integer):
         raise TypeError(f"num_bits must be an integer, or (4, 3) or (5, 2) for fp8, not {given!r}")
@@ -171,7 +171,7 @@ def _bits(given: Any) -> int | tuple[int, int]:  # noqa: ANN401
 
 def _name(given: Any) -> str | None:  # noqa: ANN401
     if given is not None and not isinstance(given, str):
-        raise TypeError(f"name must be a text or None, not {given!r}")
+        raise TypeError(f"name must be a string or None, not {given!r}")
     return given
 
 
@@ -180,7 +180,7 @@ def _axis(given: Any) -> int | tuple[int, ...] | None:  # noqa: ANN401
     if not all(isinstance(a, int | np.integer) and not isinstance(a, bool) for a in several):
         raise TypeError(f"axis must be None, an integer or several, not {given!r}")
     if len(set(several)) != len(several):
-        raise ConfigError(f"axis {tuple(given)} names an axis twice")
+        raise ConfigError(f"axis {tuple(given)} has an axis twice")
     axes = tuple(int(a) for a in several)
     return (axes or None) if isinstance(given, tuple | list) else next(iter(axes), None)
 

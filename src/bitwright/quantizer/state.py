@@ -105,7 +105,7 @@ def _read(quantizer: "TensorQuantizer", about: str) -> tuple[Mode, bool]:
     if spec != str(quantizer.spec):
         raise ConfigError(
             f"the quantizer{quantizer._named()} is '{quantizer.spec}', but the checkpoint has '{spec}': "
-            "prepare the model as it was when it was saved"
+            "prepare the model as it was when saved"
         )
     return found
 

@@ -74,7 +74,7 @@ class Expression:
         try:
             flags = re.compile(text).flags
             if flags & re.VERBOSE:
-                raise ValueError("it is spread out by the flag x")
+                raise ValueError("it uses the flag x")
             self._part = _Parser(text, flags & ~re.UNICODE).whole()
         except (re.error, OverflowError, RecursionError) as error:
             raise ConfigError(f"'re:{text[:80]}' is not a regular expression: {error}") from error

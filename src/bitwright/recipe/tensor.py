@@ -67,7 +67,7 @@ class TensorRecipe(Described):
     @model_validator(mode="after")
     def _one_way_to_say_it(self) -> "TensorRecipe":
         if self.spec is not None and self.bits is not None:
-            raise ValueError(f"give spec ('{self.spec}') or bits ({self.bits}), not both: the spec has its bits")
+            raise ValueError(f"give spec ('{self.spec}') or bits ({self.bits}), not both: the spec includes the bits")
         return self
 
     @classmethod

@@ -25,7 +25,7 @@ class Importance:
         """Take in one batch: results that were ``seen`` on the way to ``outputs``."""
         pairs = [(o, w) for o, w in zip(outputs, wanted, strict=True) if isinstance(o, Tensor) and o.requires_grad]
         if not pairs:
-            raise ConfigError("reconstruct: the loss 'fisher' needs a result of the model that has a gradient")
+            raise ConfigError("reconstruct: the loss 'fisher' needs a model result with a gradient")
         gap = prediction_gap([output for output, _ in pairs], [target for _, target in pairs])
         known = [key for key, value in seen.items() if value.requires_grad]
         grads = torch.autograd.grad(gap, [seen[key] for key in known], allow_unused=True)

@@ -125,7 +125,7 @@ def reconstruct(
         with ranks.together(CalibrationError):
             inputs = [as_inputs(batch, len(example.args)) for batch in as_batches(batches)]
             if not inputs:
-                raise CalibrationError("the data to reconstruct with is empty: it gave no batch")
+                raise CalibrationError("the data to reconstruct with is empty: it yielded no batch")
         if not ranks.alone:
             ranks.agree("the model", digest_of(dict(model.state_dict())))
             ranks.agree("the choice of settings", digest_of(repr(settings)))

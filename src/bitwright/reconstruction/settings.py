@@ -41,9 +41,9 @@ class Settings:
                 _check_number(name, getattr(self, name), lowest, highest)
         for name in ("steps", "batch_size", "merge", "seed"):
             if not isinstance(getattr(self, name), int):
-                raise ConfigError(f"reconstruct: {name} is a whole number, not {getattr(self, name)!r}")
+                raise ConfigError(f"reconstruct: {name} must be a whole number, not {getattr(self, name)!r}")
         if len(self.beta) != 2 or not self.beta[0] >= self.beta[1] > 0:
-            raise ConfigError(f"reconstruct: beta falls from one positive number to another, not {self.beta!r}")
+            raise ConfigError(f"reconstruct: beta must fall from one positive number to another, not {self.beta!r}")
 
     @property
     def unit_kind(self) -> str:
@@ -95,4 +95,4 @@ _LIMITS = (
 def _check_number(name: str, value: object, lowest: float, highest: float) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not lowest <= value <= highest:
         span = f"at least {lowest:g}" if highest == _MANY else f"from {lowest:g} to {highest:g}"
-        raise ConfigError(f"reconstruct: {name} is a number {span}, not {value!r}")
+        raise ConfigError(f"reconstruct: {name} must be a number {span}, not {value!r}")

@@ -61,7 +61,7 @@ def report(
     ledger = ledger_of(model)
     for label, score in (accuracy or {}).items():
         if not isinstance(score, int | float):
-            raise ConfigError(f"accuracy is a number for each label, not {score!r} for {label!r}")
+            raise ConfigError(f"accuracy must be a number for each label, not {score!r} for {label!r}")
     if stats is None:
         stats = outline(model) if batches is None else analyze(model, batches)
     html = _render(

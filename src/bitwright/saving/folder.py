@@ -33,12 +33,14 @@ def check_folder(path: str | os.PathLike[str], ours: Collection[str], mark: str)
     except (OSError, ValueError, TypeError) as error:
         raise SaveError(f"the folder {shown} cannot be written: {in_words(error)}") from error
     if exists and not target.is_dir():
-        raise SaveError(f"the folder {shown} cannot be written: there is something else of that name")
+        raise SaveError(f"the folder {shown} cannot be written: something else has that name")
     foreign = [name for name in held if name not in ours]
     if foreign:
-        raise SaveError(f"the folder {shown} has {foreign[0]!r}, which is not ours: choose another, or empty it")
+        raise SaveError(
+            f"the folder {shown} has {foreign[0]!r}, which Bitwright did not write: choose another folder, or empty it"
+        )
     if held and mark not in held:
-        raise SaveError(f"the folder {shown} exists and is not a saved model: choose another, or empty it")
+        raise SaveError(f"the folder {shown} exists and is not a saved model: choose another folder, or empty it")
     return target
 
 

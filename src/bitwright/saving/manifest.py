@@ -102,7 +102,7 @@ def read_manifest(folder: Path) -> Manifest:
         )
     given = {key: value for key, value in data.items() if key != _DIGEST}
     if data.get(_DIGEST) != _digest(given):
-        raise SaveError(f"{str(path)!r} was changed or damaged since it was saved: its digest does not fit")
+        raise SaveError(f"{str(path)!r} was changed or damaged after it was saved: its digest does not fit")
     try:
         return Manifest.model_validate(given)
     except ValidationError as error:

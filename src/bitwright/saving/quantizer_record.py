@@ -57,7 +57,7 @@ class QuantizerRecord(Strict):
     def restore(self, name: str, quantizer: TensorQuantizer, tensors: dict[str, Tensor]) -> None:
         """Make ``quantizer`` what was described, with its tensors."""
         if (placed := _placed_spec(quantizer)) != self.placed:
-            raise SaveError(f"the quantizer {name} was made as '{self.placed}', and is now made as '{placed}'")
+            raise SaveError(f"the quantizer {name} was made as '{self.placed}', but now as '{placed}'")
         try:
             self._configure(quantizer)
             quantizer.load_state_dict({key: t for key, t in tensors.items() if not key.startswith(SEEN)})
@@ -66,7 +66,7 @@ class QuantizerRecord(Strict):
                 quantizer.observer.load_state_tensors(seen)
         except (BitwrightError, RuntimeError) as error:
             reason = " ".join(str(error).split())
-            raise SaveError(f"the quantizer {name} does not take what was saved: {reason}") from error
+            raise SaveError(f"the quantizer {name} cannot load what was saved: {reason}") from error
         for key in _SWITCHES:
             setattr(quantizer, key, self.switches[key])
         quantizer.mode = Mode(self.mode)

@@ -135,11 +135,11 @@ def _check_files(folder: Path, manifest: Manifest) -> None:
             raise SaveError(f"{str(folder / name)!r} cannot be read: {error.strerror}") from error
         if found != digest:
             raise SaveError(
-                f"{str(folder / name)!r} was changed or damaged since it was saved: its digest does not fit"
+                f"{str(folder / name)!r} was changed or damaged after it was saved: its digest does not fit"
             )
     for name in (RECIPE, TENSORS):
         if name not in manifest.files:
-            raise SaveError(f"{str(folder)!r} is not whole: its manifest does not list {name}")
+            raise SaveError(f"{str(folder)!r} is incomplete: its manifest does not list {name}")
 
 
 def _read(path: Path) -> dict[str, Tensor]:
@@ -154,7 +154,7 @@ def _built(factory: Any) -> nn.Module:  # noqa: ANN401
         raise SaveError(f"load needs the float model, or a function that builds it, not {type(factory).__name__}")
     built = factory()
     if not isinstance(built, nn.Module):
-        raise SaveError(f"the function that builds the model gave a {type(built).__name__}, not a torch.nn.Module")
+        raise SaveError(f"the function that builds the model returned a {type(built).__name__}, not a torch.nn.Module")
     return built
 
 
@@ -166,7 +166,7 @@ def _with_weights(model: nn.Module, file: Path) -> nn.Module:
         return map_weights(copy.deepcopy(model), file)
     except ConfigError as error:
         raise SaveError(
-            f"the {type(model).__name__} given, on the meta device, is not what was saved: {error}"
+            f"the {type(model).__name__} given, on the meta device, does not match what was saved: {error}"
         ) from error
 
 
@@ -236,7 +236,7 @@ def _restore(made: nn.Module, manifest: Manifest, saved: dict[str, Tensor], fold
     parted = differences(list(manifest.structure), structure(made))
     if parted or problems:
         raise SaveError(
-            f"{str(folder)!r} holds a {manifest.model} that is not what this model becomes: "
+            f"{str(folder)!r} holds a {manifest.model} that differs from what this model becomes: "
             + "; ".join([*parted, *problems[:5], *_changes(made, manifest)])
         )
     for name, record in manifest.quantizers.items():
@@ -268,7 +268,7 @@ def _warn(made: nn.Module, manifest: Manifest) -> None:
     changed = _changes(made, manifest)
     if changed:
         warnings.warn(
-            f"the saved {manifest.model} loads, but {'; '.join(changed)}: it may compute something else",
+            f"the saved {manifest.model} loads, but {'; '.join(changed)}: its results may differ",
             SaveWarning,
             stacklevel=frames_to_user(),
         )

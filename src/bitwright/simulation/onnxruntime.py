@@ -45,7 +45,7 @@ def _not_a_layer(node: fx.Node, module: nn.Module) -> str:
     if not isinstance(module, DeployedLayer | DeployedFunction) or not isinstance(weight, IntegerTensor):
         return "its weight is not stored in integers"
     if weight.group is not None or weight.integers.dtype not in (torch.int8, torch.uint8):
-        return "onnxruntime multiplies weights of 8 bits, with one scale or one per output channel"
+        return "onnxruntime multiplies 8-bit weights, with one scale or one per output channel"
     if module.stored.has_bias and not isinstance(_bias(module, node.kwargs.get("call", 0)), IntegerTensor):
         return "its bias is not in int32"
     return ""
@@ -155,7 +155,7 @@ def global_average_pool(operation: Operation, x: Quantized, *args: Any, **kwargs
 
 def _not_a_plain_pool(node: fx.Node, module: nn.Module) -> str:
     ceil, divisor = (_pool_setting(node, module, *which) for which in ((4, "ceil_mode"), (6, "divisor_override")))
-    return "in ceil_mode, or with a divisor of its own, it is other operators in the file" if ceil or divisor else ""
+    return "in ceil_mode, or with its own divisor, the file has other operators for it" if ceil or divisor else ""
 
 
 def _pool_setting(node: fx.Node, module: nn.Module, position: int, name: str) -> Any:  # noqa: ANN401
@@ -205,7 +205,7 @@ def _window_sum(x: Tensor, kernel: list[int], stride: list[int]) -> Tensor:
 
 def _quantized(operation: Operation) -> Grid:
     if operation.output is None:
-        raise TypeError("this kernel gives integers, but its result has no grid")
+        raise TypeError("this kernel returns integers, but its result has no grid")
     return operation.output
 
 

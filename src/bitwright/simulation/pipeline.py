@@ -17,7 +17,7 @@ from bitwright.simulation.arithmetic import GLOBAL_AVERAGE_POOL, SIMULATED_RUNTI
 from bitwright.simulation.grid import Grid
 
 INTEGER = "integer"  # in a model's namespace: operators that compute in integers
-_NO_GRAPH = "it is not in a graph: only what prepare has captured is known well enough"
+_NO_GRAPH = "it is not in a graph: only what prepare has captured can be simulated"
 _SATURATION_FREE = 64  # 255 · (64 + 64) fits 16 bits
 _EIGHT_BITS = (
     "no saturation: some weights need more than 7 bits, and x86 CPUs without VNNI add pairs of u8×s8 products in 16 "
@@ -151,7 +151,7 @@ class _Simulating:
             self.simulated.assumptions.append(_EIGHT_BITS)
 
     def _float(self) -> str:
-        return f"{self.arithmetic.name} computes it in float, or by a kernel that is not known here"
+        return f"{self.arithmetic.name} computes it in float, or with a kernel that is not known here"
 
     def _key(self, node: fx.Node, module: nn.Module) -> str:
         if isinstance(module, GlobalAveragePool):

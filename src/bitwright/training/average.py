@@ -26,7 +26,7 @@ class WeightAverage:
 
     def __init__(self, model: nn.Module, decay: float = 0.999) -> None:
         if not 0.0 <= decay < 1.0:
-            raise ConfigError(f"the decay of an average is a number from 0 to below 1, not {decay!r}")
+            raise ConfigError(f"the decay of an average must be a number from 0 to below 1, not {decay!r}")
         self.model, self.decay, self.steps = model, decay, 0
         self.values = {name: tensor.detach().clone() for name, tensor in self._state()}
 

@@ -38,4 +38,4 @@ def change_bits(model: nn.Module, weight: int | None = None, activation: int | N
 
 def _check_bits(name: str, bits: int | None) -> None:
     if bits is not None and (not isinstance(bits, int) or not 2 <= bits <= 16):
-        raise ConfigError(f"the bits of {name}s are a whole number from 2 to 16, not {bits!r}")
+        raise ConfigError(f"the bits of {name}s must be a whole number from 2 to 16, not {bits!r}")

@@ -24,7 +24,7 @@ class Distillation:
 
     def __init__(self, model: nn.Module, temperature: float = 1.0, teacher: nn.Module | None = None) -> None:
         if not temperature > 0:
-            raise ConfigError(f"the temperature of distillation is a positive number, not {temperature!r}")
+            raise ConfigError(f"the temperature of distillation must be a positive number, not {temperature!r}")
         self.temperature = temperature
         self.teacher = (copy.deepcopy(model) if teacher is None else teacher).eval()
         if teacher is None:
@@ -37,7 +37,7 @@ class Distillation:
         with torch.no_grad():
             wanted = self.teacher(*args, **kwargs)
         if not isinstance(prediction, Tensor) or not isinstance(wanted, Tensor):
-            raise ConfigError("distillation compares one tensor of logits; this model has another kind of result")
+            raise ConfigError("distillation compares one tensor of logits, but this model returns something else")
         t = self.temperature
         student, master = ((x / t).flatten(0, -2).log_softmax(-1) for x in (prediction, wanted))
         return F.kl_div(student, master, reduction="batchmean", log_target=True) * t * t

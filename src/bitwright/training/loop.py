@@ -181,7 +181,7 @@ class _Run:
             total += value
         self.model.eval()
         if not steps:
-            raise CalibrationError("the data to train with is empty: it gave no batch")
+            raise CalibrationError("the data to train with is empty: it yielded no batch")
         return total / steps, steps
 
     def finish(self, loader: Iterable[Any], *, norms: bool) -> None:
@@ -189,7 +189,7 @@ class _Run:
         if self.mean is not None:
             self.mean.apply()
         if norms and isinstance(loader, Iterator):
-            _log.info("the loader cannot be read again: statistics of BatchNorms are those that training moved")
+            _log.info("the loader cannot be read twice: BatchNorms keep the statistics from training")
         elif norms:
             batches = [tuple(batch[:-1]) for batch in islice(loader, _FRESH)]
             reestimate_norms(self.model, batches, against_float=False, progress=False)
@@ -229,19 +229,19 @@ def _check_sizes(model: nn.Module) -> None:
 
 def _check(model: nn.Module, epochs: int, distill: float) -> None:
     if not isinstance(epochs, int) or epochs < 1:
-        raise ConfigError(f"epochs is a whole number of at least 1, not {epochs!r}")
+        raise ConfigError(f"epochs must be a whole number of at least 1, not {epochs!r}")
     if not 0.0 <= distill <= 1.0:
-        raise ConfigError(f"distill is a part of the loss, from 0 to 1, not {distill!r}")
+        raise ConfigError(f"distill must be a share of the loss, from 0 to 1, not {distill!r}")
     found = quantizers(model)
     if not any(q.quantizes for q in found.values()):
         raise CalibrationError("no quantizer of the model is quantizing: calibrate it before training it")
     fixed = next((n for n, q in found.items() if getattr(q.method, "rounding", None) is not None), None)
     if fixed is not None:
-        raise ConfigError(f"{fixed} has learned how to round weights that training would move: train before that")
+        raise ConfigError(f"{fixed} has learned how to round weights, which training would move: train first")
 
 
 def _split(batch: Any, count: int) -> tuple[Any, Any]:  # noqa: ANN401
     """The inputs and the target of a batch."""
     if not isinstance(batch, tuple | list) or len(batch) < 2:
-        raise ConfigError("a batch to train with is a tuple of the model's inputs and the target")
+        raise ConfigError("a batch to train with must be a tuple of the model's inputs and the target")
     return as_inputs(tuple(batch[:-1]), count), batch[-1]

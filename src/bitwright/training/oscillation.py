@@ -47,7 +47,7 @@ class Oscillations:
         self, model: nn.Module, threshold: float | None = None, momentum: float = 0.01, most_bits: int = 4
     ) -> None:
         if not 0.0 < momentum <= 1.0:
-            raise ConfigError(f"the momentum of oscillations is a number above 0 and up to 1, not {momentum!r}")
+            raise ConfigError(f"the momentum of oscillations must be a number above 0 and up to 1, not {momentum!r}")
         if threshold is not None and threshold <= momentum:
             raise ConfigError(
                 f"a threshold of {threshold} freezes a weight at its first oscillation: it must be above the momentum "

@@ -71,9 +71,9 @@ class SpeedTuning:
                 for o in self.left_float[:_NAMED]
             ]
             more = f" and {len(self.left_float) - _NAMED} more" if len(self.left_float) > _NAMED else ""
-            said.append(f"left float, as integers are slower there: {', '.join(named)}{more}")
+            said.append(f"left float because integers are slower there: {', '.join(named)}{more}")
         if self.decomposed:
-            said.append("attention computes in integers (decompose_attention): that is faster here")
+            said.append("attention computes in integers (decompose_attention), which is faster here")
         return [*said, *self.notes]
 
     def __str__(self) -> str:

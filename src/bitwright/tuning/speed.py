@@ -86,7 +86,7 @@ def runtime_for(backend: Backend, name: str | None = None) -> Runtime:
     if not known:
         raise ConfigError(
             f"tuning for speed needs a runtime that executes files here, and nothing does for {backend.name}: "
-            "name one (tune_speed(…, runtime='onnxruntime')) if it tells enough about your target"
+            "name one (tune_speed(…, runtime='onnxruntime')) if it represents your target well enough"
         )
     return RUNTIMES.get((usable or known)[0])()
 
@@ -172,7 +172,7 @@ class _Search:
         except BitwrightError as error:
             problem = str(error)
         if problem:
-            self._notes.append(f"a faster file was not kept, as it was not verified: {problem}")
+            self._notes.append(f"a faster file was not kept because it was not verified: {problem}")
         return first if problem else best
 
     def _times(self, files: list[LoadedFile]) -> list[float]:

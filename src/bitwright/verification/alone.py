@@ -92,7 +92,7 @@ def _read(path: str | os.PathLike[str], batches: Iterable[Any]) -> tuple[LoadedF
     count = len(file.inputs)
     data = [as_inputs(b, count) for b in itertools.islice(as_batches(batches), MOST_BATCHES)]
     if not data:
-        raise VerifyError("the data to verify with is empty: it gave no batch")
+        raise VerifyError("the data to verify with is empty: it yielded no batch")
     return file, data
 
 

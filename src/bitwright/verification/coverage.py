@@ -78,7 +78,7 @@ class _Namer:
         for name in self.names(executed.nodes):
             if why := self._reasons.get(name):
                 return why
-        return f"{self._runtime.name} did not join it with its quantizers"
+        return f"{self._runtime.name} did not fuse it with its quantizers"
 
     def _main(self, nodes: tuple[str, ...]) -> list[str]:
         """The nodes that compute, if any do, the heavy ones first."""

@@ -6,13 +6,13 @@ from bitwright.cpu import has_vnni
 from bitwright.exporting import ExportRecord, LoadedFile
 
 _SATURATES = (
-    "this CPU has no VNNI: it adds pairs of u8×s8 products in 16 bits, which saturate with weights of 8 bits; "
-    "weights of 7 bits (the default) do not"
+    "this CPU has no VNNI: it adds pairs of u8×s8 products in 16 bits, which saturate with 8-bit weights; "
+    "7-bit weights (the default) are safe"
 )
 
 _ONE_THREAD = (
     "{} ran in one thread. With more, onnxruntime divides a batch among them, and each finds the ranges of the hidden "
-    "states of its own sequences: results differ a little from the simulation, unless the batch is of one"
+    "states of its own sequences: results differ slightly from the simulation, unless the batch has one sample"
 )
 
 

@@ -13,8 +13,7 @@ def check_identity(model: nn.Module, file: LoadedFile) -> ExportRecord:
     record, path = file.record, str(file.path)
     if record is None:
         raise VerifyError(
-            f"{path!r} was not written by Bitwright: it has no record of what in it is what; verify takes files that "
-            "bitwright.export wrote"
+            f"{path!r} was not written by Bitwright: it has no record; verify takes files that bitwright.export wrote"
         )
     clean = record.format in FORMATS and FORMATS.get(record.format).clean
     twin = deploy(model, clean=clean) if record.quantized else float_twin(model)

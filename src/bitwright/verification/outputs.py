@@ -173,7 +173,7 @@ def as_tensor(value: np.ndarray) -> Tensor:
     try:
         return torch.from_numpy(np.array(value))
     except TypeError as error:
-        raise VerifyError(f"torch has no type for the {value.dtype} that the runtime gave") from error
+        raise VerifyError(f"torch has no type for the {value.dtype} that the runtime returned") from error
 
 
 def _one_step_off(quantizer: TensorQuantizer, x: Tensor, generator: torch.Generator) -> Tensor:

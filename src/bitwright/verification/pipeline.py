@@ -42,9 +42,9 @@ _FLOAT_FILE = "the file holds the float model (quantized=False): nothing in it i
 
 _STANDS_IN = (
     "nothing here executes files for {0}: all quantized tensors and outputs were compared in onnxruntime, which ran "
-    "every quantizer as an operator of its own"
+    "every quantizer as a separate operator"
 )
-_UNPROVEN = "unproven are the kernels of {} itself, and what its tools may demand beyond "
+_UNPROVEN = "this leaves unproven the kernels of {} itself, and what its tools may demand beyond "
 
 
 def verify(
@@ -88,7 +88,7 @@ def verify(
     count = len(ledger.example.args)
     data = [as_inputs(b, count) for b in itertools.islice(as_batches(batches), MOST_BATCHES)]
     if not data:
-        raise VerifyError("the data to verify with is empty: it gave no batch")
+        raise VerifyError("the data to verify with is empty: it yielded no batch")
     model, data, notes = in_files_precision(model, data)
     with eval_mode(model):
         record = check_identity(model, file)
@@ -111,7 +111,7 @@ def verify(
             except VerifyError as error:
                 if asked:
                     raise
-                proof.notes.append(f"not verified in {runtime.name}, which this file is not made for: {error}")
+                proof.notes.append(f"not verified in {runtime.name}, which this file was not made for: {error}")
                 continue
             proof.runtimes[runtime.name] = found
             if runtime.stands_in:
@@ -135,7 +135,7 @@ def add_violations(proof: Proof, backend: Backend, file: LoadedFile) -> None:
     limits = proof.limits or NO_LIMITS
     if known and view is None:
         said = proof.notes if limits.violations is None else proof.missed
-        said.append(f"not checked, as {file.format} is not ONNX: what {name} demands of files")
+        said.append(f"not checked because {file.format} is not ONNX: what {name} demands of files")
     elif known and view is not None:
         proof.constraints = {c.name: c.text for c in known}
         proof.violations = list(violations_of(known, view))
@@ -167,7 +167,7 @@ def run_file(
             raise ConfigError(f"the file takes the inputs {names}; {len(args)} and {sorted(kwargs)} were given")
         results = session({k: as_array(v) for k, v in given.items()})
         if missing := [name for name in file.outputs if name not in results]:
-            raise VerifyError(f"{runtime} does not give the output {missing[0]}")
+            raise VerifyError(f"{runtime} does not return the output {missing[0]}")
         tensors = tuple(as_tensor(results[name]) for name in file.outputs)
         return tensors[0] if len(tensors) == 1 else tensors
 
@@ -185,7 +185,7 @@ def _choose(names: Iterable[str] | None, ledger: Ledger, file: LoadedFile) -> li
 
 def _named(names: list[str]) -> list[Runtime]:
     if not names:
-        raise ConfigError("name at least one runtime to verify in, or leave the choice to the backend")
+        raise ConfigError("name at least one runtime to verify in, or let the backend choose")
     return [RUNTIMES.get(name)() for name in names]
 
 
@@ -238,6 +238,4 @@ def _all_float(model: nn.Module) -> list[TensorCheck]:
 def _lost_results(result: Any) -> list[str]:  # noqa: ANN401
     """The parts of a model's result that are missing from the file because they are not tensors."""
     lost = [repr(leaf)[:40] for leaf in leaves(result) if leaf is not None and not isinstance(leaf, torch.Tensor)]
-    return (
-        [f"the file gives tensors only; of what the model returns, it does not have {', '.join(lost)}"] if lost else []
-    )
+    return [f"the file returns only tensors; of what the model returns, it lacks {', '.join(lost)}"] if lost else []

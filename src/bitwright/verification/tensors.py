@@ -19,7 +19,7 @@ from bitwright.quantizer import TensorQuantizer, quantizers
 from bitwright.verification.proof import TensorCheck
 
 Rounding = Callable[[str, int, TensorQuantizer, Tensor], Tensor | None]
-_INSIDE = "an operator of the file finds its range, and rounds it, by itself"
+_INSIDE = "an operator of the file finds its range and rounds it itself"
 _UNKNOWN = "the file's record does not know this call of the quantizer"
 
 
@@ -164,7 +164,7 @@ class TensorTally:
     ) -> Tensor | None:
         """Compare integers, or fp8 numbers, and return the runtime's; None, with the reason, where that cannot be."""
         if given is None:
-            return _give_up(check, "the runtime does not give it out")
+            return _give_up(check, "the runtime does not expose it")
         theirs = torch.from_numpy(np.array(given.view(np.uint8) if "float8" in given.dtype.name else given))
         theirs = theirs.to(ours.device)
         if theirs.shape != ours.shape:
@@ -174,7 +174,7 @@ class TensorTally:
         if ours.is_floating_point():  # fp8, as its bits or as float32
             theirs = theirs.to(ours.dtype) if theirs.is_floating_point() else theirs.view(ours.dtype)
         elif theirs.is_floating_point():
-            return _give_up(check, f"the runtime gives it out as {given.dtype}, not as integers")
+            return _give_up(check, f"the runtime exposes it as {given.dtype}, not as integers")
         elif entry.shift:
             theirs = theirs.to(torch.int32) - entry.shift
         if not check.reason and ours.numel():

@@ -92,7 +92,7 @@ class Watcher:
         if not views:
             return Watch([whole])  # nothing can be watched as it is: the comparison of outputs will tell
         seen = {t for view in views for t in view.tensors}
-        why = f"{self.runtime.name} computes other values while it is watched; what reads it was compared"
+        why = f"{self.runtime.name} computes other values while it is watched; its readers were compared"
         return Watch(views, self.fused, {t: why for t in wanted if t not in self.fused and t not in seen})
 
     def _may_try(self) -> bool:

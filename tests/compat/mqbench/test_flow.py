@@ -219,7 +219,7 @@ def test_where_no_inputs_are_found_nothing_is_lost_silently():
         lambda: bw.calibrate(waiting, [(a, a)]),
     ]
     for attempt in refused:
-        with pytest.raises(ConfigError, match=r"this Pair is prepared when it is first called.*or give example_inputs"):
+        with pytest.raises(ConfigError, match=r"this Pair is prepared at its first call.*or pass example_inputs"):
             attempt()
     waiting.load_state_dict(model.state_dict())
     copied = copy.deepcopy(waiting)

@@ -20,9 +20,9 @@ BAD = [
         config(extra_qconfig_dict={"a_fakequantize": "Fixed"}),
         r"unknown method 'Fixed': did you mean 'FixedFakeQuantize'",
     ),
-    (config(extra_qconfig_dict={"a_observer": 3}), r"a_observer is a name in quotes, not 3"),
-    (config(extra_qconfig_dict={"w_qscheme": {"bit": "8"}}), r"w_qscheme: bit is a number of bits, not '8'"),
-    (config(extra_qconfig_dict={"w_qscheme": {"symmetry": 1}}), r"w_qscheme: symmetry is True or False, not 1"),
+    (config(extra_qconfig_dict={"a_observer": 3}), r"a_observer must be a name in quotes, not 3"),
+    (config(extra_qconfig_dict={"w_qscheme": {"bit": "8"}}), r"w_qscheme: bit must be a number of bits, not '8'"),
+    (config(extra_qconfig_dict={"w_qscheme": {"symmetry": 1}}), r"w_qscheme: symmetry must be True or False, not 1"),
     (config(extra_qconfig_dict={"w_qscheme": 8}), r"w_qscheme must be a mapping of settings, not 8"),
     (config(extra_qconfig_dict={"w_fakeq_params": 8}), r"w_fakeq_params must be a mapping of settings, not 8"),
     (
@@ -43,7 +43,10 @@ BAD = [
         r"'node:layer1_1_conv3' matches no.*conv1",
     ),
     (config(extra_quantizer_dict={"additional_node_name": ["sigmoi"]}), r"'node:sigmoi' matches no.*'node:sigmoid'"),
-    (config(extra_quantizer_dict={"additional_node_name": [3]}), r"additional_node_name has names in quotes, not 3"),
+    (
+        config(extra_quantizer_dict={"additional_node_name": [3]}),
+        r"additional_node_name must hold names in quotes, not 3",
+    ),
     (
         config(extra_quantizer_dict={"additional_module_type": "Upsample"}),
         r"has module classes such as torch.nn.Upsamp",
@@ -88,7 +91,7 @@ BAD = [
         config(extra_fuse_dict={"additional_fuser_method_mapping": {(nn.Conv2d, nn.BatchNorm2d): fuse_scale}}),
         r"fuse_scale cannot fuse layer1.0.conv1, layer1.0.bn1: AttributeError",
     ),
-    (config(leaf_module=[3]), r"leaf_module has module classes, not 3"),
+    (config(leaf_module=[3]), r"leaf_module must hold module classes, not 3"),
     (config(leaf_module=[Scale]), r"the leaf 'type:.*Scale' is not a module of the model"),
     (config(concrete_args=[3]), r"concrete_args must be a mapping"),
     (config(concrete_args={"a": 1}, concrect_args={"a": 1}), r"both concrete_args and concrect_args"),

@@ -140,7 +140,7 @@ def test_ones_own_observer_and_quantizer(model, x, own_plugins):
     assert isinstance(first.spec.granularity, PerTensor)
     with pytest.raises(ConfigError, match="needs TYPE = 'its name'"):
         register_observer(BaseObserver)
-    with pytest.raises(ConfigError, match="a quantizer is a class derived from Method, not 3"):
+    with pytest.raises(ConfigError, match="a quantizer must be a class derived from Method, not 3"):
         register_quantizer(3)
 
 

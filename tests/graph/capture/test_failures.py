@@ -172,9 +172,7 @@ def test_a_root_that_is_an_island_warns():
         bw.prepare(model, image())
     (warning,) = caught
     message = str(warning.message)
-    assert message.startswith(
-        "Net runs as written, without a graph: Untraceable: .item() asks for the data of a tensor"
-    )
+    assert message.startswith("Net runs as written, without a graph: Untraceable: .item() needs the data of a tensor")
     assert f"{__file__}:{model.body.__code__.co_firstlineno}" in message
     assert "move what the reason names into a submodule" in message
     assert warning.filename == __file__

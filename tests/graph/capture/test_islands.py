@@ -1,4 +1,4 @@
-"""Capture: what cannot be traced runs as written, and its parts are captured on their own."""
+"""Capture: what cannot be traced runs as written, and its submodules are captured separately."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ def test_data_dependent_control_flow_is_an_island():
     quantized = bw.prepare(model, x)
     ledger = bw.ledger_of(quantized)
     assert list(ledger.islands) == ["1"]
-    assert ledger.islands["1"].startswith("Untraceable: if asks for the data of a tensor")
+    assert ledger.islands["1"].startswith("Untraceable: if needs the data of a tensor")
     for batch in (x, image(5)):
         assert torch.equal(quantized(batch), model(batch))
         assert torch.equal(quantized(batch + 1000), model(batch + 1000))
@@ -138,7 +138,7 @@ def test_a_call_that_is_not_reached_stays_as_it_is():
     model = Branch().eval()
     quantized = bw.prepare(model, torch.ones(2, 4))
     islands = bw.ledger_of(quantized).islands
-    assert islands["b"] == "not called by itself on the example inputs"
+    assert islands["b"] == "not called on the example inputs"
     assert isinstance(quantized.b[0], QuantLinear)
     assert torch.equal(quantized(-torch.ones(2, 4)), model(-torch.ones(2, 4)))
 
@@ -158,7 +158,7 @@ def test_an_island_may_do_more_than_call_its_parts():
     quantized = bw.prepare(model, x)
     (reason,) = bw.ledger_of(quantized).islands.values()
     line = Curious.forward.__code__.co_firstlineno + 1
-    assert reason == f"Untraceable: float() asks for the data of a tensor (sum_1) at {__file__}:{line}"
+    assert reason == f"Untraceable: float() needs the data of a tensor (sum_1) at {__file__}:{line}"
     assert isinstance(quantized.part, CapturedModel)
     assert isinstance(quantized.part, nn.Sequential)
     assert torch.equal(quantized(x), model(x))

@@ -235,6 +235,6 @@ def test_a_graph_that_deviates_is_not_used():
 
     model, x = nn.Sequential(nn.Linear(2, 2), Particular(), nn.ReLU()), torch.randn(3, 2)
     quantized = bw.prepare(model, x)
-    assert bw.ledger_of(quantized).islands == {"": "its graph deviates from it, first at '_2' (2)"}
+    assert bw.ledger_of(quantized).islands == {"": "its graph deviates from the original, first at '_2' (2)"}
     assert isinstance(quantized[1].fc, QuantLinear)
     assert torch.equal(quantized(x), model(x))

@@ -195,7 +195,7 @@ def test_attributes_and_methods_are_preserved():
         ),
         (
             {"backbon": []},
-            "preserve_attr names the module 'backbon', which the model has not: did you mean 'backbone'",
+            "preserve_attr names the module 'backbon', which the model does not have: did you mean 'backbone'",
         ),
         (["predict"], "preserve_attr must be a dict of module names and attribute names, not ['predict']"),
     ],
@@ -302,7 +302,7 @@ def test_the_explanation():
     line = Deciding.forward.__code__.co_firstlineno + 1
     assert f"  if of gt gave True at {__file__}:{line}" in text
     by_data = f"{DataDependent.forward.__code__.co_filename}:{DataDependent.forward.__code__.co_firstlineno + 1}"
-    assert f"  by_data [DataDependent] island: Untraceable: if asks for the data of a tensor (gt) at {by_data}" in text
+    assert f"  by_data [DataDependent] island: Untraceable: if needs the data of a tensor (gt) at {by_data}" in text
     assert "    blocks [ModuleList] traced\n" in text
     assert "      1 [Block] leaf: by request: 'backbone.blocks.1'\n" in text
     assert text.startswith("(the model) [Whole] captured: ")

@@ -256,8 +256,8 @@ def node(name="a", inputs=(), op_type=torch.relu, *rest):
     [
         (lambda: Pattern([]), "needs at least one MatcherNode"),
         (lambda: Pattern(["a"]), "consists of MatcherNodes, not 'a'"),
-        (lambda: node(""), "name must be a text that is not empty, not ''"),
-        (lambda: node(inputs="xy"), "inputs of 'a' must be a list of names or None, not the text 'xy'"),
+        (lambda: node(""), "name must be a non-empty string, not ''"),
+        (lambda: node(inputs="xy"), "inputs of 'a' must be a list of names or None, not the string 'xy'"),
         (lambda: node(inputs=[3]), "inputs of 'a' must be names or None, not 3"),
         (lambda: node(op_type=[]), "op_type of 'a' is empty"),
         (lambda: node(op_type=[3]), "op_type of 'a' must hold module classes, .* not 3"),
@@ -265,7 +265,7 @@ def node(name="a", inputs=(), op_type=torch.relu, *rest):
         (lambda: node(op_type="op:conv2"), "unknown operator 'op:conv2': did you mean 'op:conv2d'"),
         (lambda: MatcherNode("a", [], None, 3), "checker of 'a' must be a function, not 3"),
         (lambda: MatcherNode("a", [], None, None, "ALL"), "must be one of InputMatchType .* not 'ALL'"),
-        (lambda: MatcherNode("a", [], through=["relu"]), "'a' has a through, so its inputs must name one node, not 0"),
+        (lambda: MatcherNode("a", [], through=["relu"]), "'a' has `through`, so its inputs must name one node, not 0"),
         (lambda: MatcherNode("a", ["b"], through=[4]), "the through of 'a' must hold module classes, .* not 4"),
         (lambda: MatcherNode("a", ["b"], through=["relo"]), "the through of 'a' has 'relo', which is not a method"),
         (lambda: Pattern([node(), node()]), "several nodes called 'a'"),
@@ -281,7 +281,7 @@ def node(name="a", inputs=(), op_type=torch.relu, *rest):
             r"falls apart into \(a, b\) and \(c, d\)",
         ),
         (lambda: Pattern([node()], [(("a", "c"), print)]), "a joint checker names .c., not a node of the pattern"),
-        (lambda: Pattern([node()], ["a"]), r"a joint checker is a tuple \(names, function\), not 'a'"),
+        (lambda: Pattern([node()], ["a"]), r"a joint checker must be a tuple \(names, function\), not 'a'"),
         (lambda: Pattern([node()], [("a", 3)]), r"a joint checker is a tuple .* not \('a', 3\)"),
     ],
 )

@@ -116,7 +116,7 @@ def test_what_is_no_channel_shuffle(between, note):
 @pytest.mark.parametrize(
     ("arguments", "note"),
     [
-        ((None, None, None, None, True), "it normalises by the statistics of the batch"),
+        ((None, None, None, None, True), "it normalises by batch statistics"),
         (("x", "one", None, None, False), "its running_mean is computed from the input"),
     ],
 )

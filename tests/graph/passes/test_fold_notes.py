@@ -85,7 +85,7 @@ def test_folding_notes():
         (
             lambda self, x: self.b(self.a(x.flatten(2))),
             lambda: {"a": nn.Linear(36, 5), "b": nn.BatchNorm1d(3)},
-            "not folded: b, it normalises another axis than the one the linear layer produces",
+            "not folded: b, it normalises an axis other than the one the linear layer produces",
         ),
         (
             lambda self, x: self.b(self.a(x.flatten(1))),

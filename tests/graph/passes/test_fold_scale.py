@@ -67,7 +67,7 @@ def test_a_written_out_norm_is_folded():
         (
             lambda self, x: self.a(x) + self.gain,
             (6, 6),
-            "its constant differs along other axes than the layer's channels",
+            "its constant varies along axes other than the layer's channels",
         ),
         (
             lambda self, x: self.a(x) * self.gain,

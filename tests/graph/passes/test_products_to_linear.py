@@ -124,12 +124,12 @@ def test_which_products_are_linear(name, compute):
 
 def test_why_an_equation_is_no_linear_layer():
     for name, reason in {
-        "einsum with a matrix for each": "each h has a matrix of its own",
-        "einsum of three": "it has not two factors",
+        "einsum with a matrix for each": "each h has its own matrix",
+        "einsum of three": "it does not have two factors",
         "einsum that sums a factor": "it sums dimensions of one factor",
         "einsum that repeats": "it repeats a dimension of size 1",
         "einsum of a diagonal": "it takes a diagonal",
-        "einsum, elementwise": "each i has a matrix of its own",
+        "einsum, elementwise": "each i has its own matrix",
     }.items():
         model = bw.prepare(Product(OTHER[name]).eval(), torch.randn(5, 6), "virtual")
         assert f"not made linear: einsum, {reason}" in "\n".join(bw.ledger_of(model).notes)

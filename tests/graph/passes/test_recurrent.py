@@ -64,7 +64,7 @@ def test_fewer_bits_and_modules_to_keep():
     assert notes == ["split_recurrent: not split: rnn, it is to be kept"]
     assert type(model.rnn) is nn.LSTM
     _, notes = prepared(Tagger(nn.LSTM), {"keep": ["rn"]})
-    assert notes[1] == "split_recurrent: not kept: rn, no recurrent module has this name: did you mean 'rnn'?"
+    assert notes[1] == "split_recurrent: not kept: rn, no recurrent module has that name: did you mean 'rnn'?"
 
 
 def test_float_by_default_and_where_there_is_no_quantized_form():

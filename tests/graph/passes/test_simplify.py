@@ -106,7 +106,7 @@ def test_dead_code_goes_and_effects_stay():
     net.register_buffer("count", torch.zeros(()))
     model = capture_model(net, torch.randn(4, 6)).model
     found = {r.name: r.notes for r in run_stage(model, "simplify")}
-    assert found["remove_dead_code"] == ["removed sigmoid, nobody reads it", "removed sum_1, nobody reads it"]
+    assert found["remove_dead_code"] == ["removed sigmoid, which nothing reads", "removed sum_1, which nothing reads"]
     model.recompile()
     names = targets(model)
     assert "norm" in names

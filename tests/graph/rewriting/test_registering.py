@@ -60,7 +60,7 @@ def test_schedules_of_the_other_stage_and_of_none():
     declare("lost", after=("functionalise",))
     with pytest.raises(
         UnknownNameError,
-        match=r"'lost' is to run after the unknown schedule 'functionalise': did you mean 'functionalize'",
+        match=r"'lost' must run after the unknown schedule 'functionalise': did you mean 'functionalize'",
     ):
         order()
 

@@ -44,7 +44,7 @@ def ptq_reconstruction(
     if graph_module_list is not None or wrong:
         raise ConfigError(f"ptq_reconstruction does not take {wrong[0] if wrong else 'graph_module_list'}")
     if given["pattern"] not in ("layer", "block") or given["round_mode"] != _KEYS["round_mode"]:
-        raise ConfigError(f"pattern is layer or block, round_mode {_KEYS['round_mode']}; the config says {given}")
+        raise ConfigError(f"pattern must be layer or block, round_mode {_KEYS['round_mode']}; the config says {given}")
     learned = "brecq" if given["scale_lr"] else "adaround"
     enable_quantization(model)
     reconstruct(

@@ -33,7 +33,7 @@ def read_fusions(given: Any) -> tuple[dict[Chain, Fuse], dict[type[nn.Module], t
         found[chain] = _method_of(chain, handler, {**DEFAULT_METHODS, **found})
     for source, target in modules.items():
         if not (_is_module(source) and _is_module(target)):
-            raise ConfigError(f"{KEYS[2]} maps module classes to module classes, not {source!r} to {target!r}")
+            raise ConfigError(f"{KEYS[2]} must map module classes to module classes, not {source!r} to {target!r}")
     return found, dict(modules)
 
 
@@ -112,7 +112,7 @@ def _chain(key: Any, where: str) -> Chain:
     for part in key if isinstance(key, tuple | list) else (key,):
         flat += _chain(part, where) if isinstance(part, tuple | list) else [part]
     if not flat or not all(map(_is_module, flat)):
-        raise ConfigError(f"{where}: a key is a tuple of module classes, not {key!r}")
+        raise ConfigError(f"{where}: a key must be a tuple of module classes, not {key!r}")
     return tuple(flat)
 
 

@@ -53,7 +53,7 @@ def _table() -> dict[Chain, Fuse]:
 
 
 DEFAULT_METHODS: Mapping[Chain, Fuse] = _table()
-"""What is fused how where nothing else is said; Bitwright folds these by itself where the backend does."""
+"""What is fused how where nothing else is said; Bitwright folds these on its own where the backend does."""
 
 
 class ConvBNReLUFusion:

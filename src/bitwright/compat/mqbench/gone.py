@@ -23,14 +23,14 @@ GONE = {
     "utils.registry": {
         "register_model_quantizer": "write a backend and register_backend() it (docs/how-to/custom-backend.md)",
         "register_deploy_function": "write a format and register it (bitwright.exporting.formats.base.register_format)",
-        "register_convert_function": "BatchNorms are folded by themselves; for other modules write a schedule",
-        "register_weight_equalization_function": "one scale per output channel makes it needless",
+        "register_convert_function": "BatchNorms are folded automatically; for other modules write a schedule",
+        "register_weight_equalization_function": "one scale per output channel makes it unnecessary",
         "BACKEND_DEPLOY_FUNCTION": "see bitwright.exporting.FORMATS",
         "DEFAULT_MODEL_QUANTIZER": "see bitwright.backends.BACKENDS",
-        "FUSED_MODULE_CONVERT_FUNCTION": "BatchNorms are folded by themselves",
+        "FUSED_MODULE_CONVERT_FUNCTION": "BatchNorms are folded automatically",
     },
     "weight_equalization": dict.fromkeys(
         ("convert_weight_equalization", "weight_equalization"),
-        "MQBench used it nowhere; one scale per output channel (per_channel: True) makes it needless",
+        "MQBench used it nowhere; one scale per output channel (per_channel: True) makes it unnecessary",
     ),
 }

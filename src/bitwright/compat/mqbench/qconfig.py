@@ -55,7 +55,7 @@ def _tensor(letter: str, config: Mapping[str, Any]) -> TensorRecipe:
 def _name(config: Mapping[str, Any], key: str) -> str | None:
     value = config.get(key)
     if value is not None and not isinstance(value, str):
-        raise ConfigError(f"{key} is a name in quotes, not {value!r}")
+        raise ConfigError(f"{key} must be a name in quotes, not {value!r}")
     return value
 
 
@@ -76,7 +76,7 @@ def read_scheme(letter: str, given: Any) -> QuantSpec:
     if scheme["symmetric_range"] and not scheme["symmetry"]:
         raise ConfigError(f"{where}: symmetric_range is for symmetric schemes; this one has symmetry False")
     if not isinstance(scheme["bit"], int) or isinstance(scheme["bit"], bool):
-        raise ConfigError(f"{where}: bit is a number of bits, not {scheme['bit']!r}")
+        raise ConfigError(f"{where}: bit must be a number of bits, not {scheme['bit']!r}")
     return QuantSpec(
         format=f"{'int' if scheme['symmetry'] else 'uint'}{scheme['bit']}",  # pyrefly: ignore
         symmetric=scheme["symmetry"],

@@ -40,13 +40,13 @@ def _match(key: str, item: Any) -> str:
     kind = key.split("_", 1)[1]
     if kind in ("node_name", "module_name"):
         if not isinstance(item, str) or not item:
-            raise ConfigError(f"{key} has names in quotes, not {item!r}")
+            raise ConfigError(f"{key} must hold names in quotes, not {item!r}")
         return f"node:{item}" if kind == "node_name" else item
     if kind == "module_type":
         if not isinstance(item, type) or not issubclass(item, nn.Module):
-            raise ConfigError(f"{key} has module classes such as torch.nn.Upsample, not {item!r}")
+            raise ConfigError(f"{key} must hold module classes such as torch.nn.Upsample, not {item!r}")
         return f"type:{item.__name__}"
     if isinstance(item, type) or not (callable(item) or isinstance(item, str)):
-        raise ConfigError(f"{key} has functions such as operator.add, not {item!r}")
+        raise ConfigError(f"{key} must hold functions such as operator.add, not {item!r}")
     operator = operator_of_source(item)
     return f"op:{operator.name if operator else getattr(item, '__name__', item)}"

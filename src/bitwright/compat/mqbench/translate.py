@@ -88,7 +88,7 @@ def _names(classes: Iterable[type[nn.Module]]) -> str:
 
 def _leaf(cls: Any) -> str:
     if not isinstance(cls, type) or not issubclass(cls, nn.Module):
-        raise ConfigError(f"leaf_module has module classes, not {cls!r}")
+        raise ConfigError(f"leaf_module must hold module classes, not {cls!r}")
     return spell(cls)
 
 

@@ -32,5 +32,5 @@ def _resolve(name: str) -> Any:
     """``Qmodes.kernel_wise`` is the one thing that settings of layers need by name."""
     tail = name.partition("Qmodes.")[2]
     if not tail:
-        raise ConfigError(f"the name {name!r} means nothing in a config; write text in quotes, or Qmodes.kernel_wise")
+        raise ConfigError(f"the name {name!r} is not known in a config; write text in quotes, or Qmodes.kernel_wise")
     return attribute(Qmodes, tail, "Qmodes")

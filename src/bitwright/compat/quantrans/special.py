@@ -37,7 +37,7 @@ class SpecialLayers(dict[str, Any]):
             )
         odd = [name for name in names if not isinstance(name, str) or not name]
         if odd:
-            raise ConfigError(f"special_layers: layers_name has names in quotes, not {odd[0]!r}")
+            raise ConfigError(f"special_layers: layers_name must hold names in quotes, not {odd[0]!r}")
         twice = next((name for name in names if list(names).count(name) > 1), None)
         if twice is not None:
             raise ConfigError(f"special_layers names {twice!r} twice")

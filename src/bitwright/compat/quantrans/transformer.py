@@ -74,7 +74,7 @@ class Basemtransformer(nn.Module):
                 continue
             before = found.setdefault(module, (name, args))
             if before[1] != args and (name in special) == (before[0] in special):
-                raise ConfigError(f"{before[0]!r} and {name!r} are one layer: it cannot become two kinds of layer")
+                raise ConfigError(f"{before[0]!r} and {name!r} are one layer: they cannot become two kinds of layer")
             if name in special:
                 found[module] = (name, args)
         return found
@@ -83,7 +83,7 @@ class Basemtransformer(nn.Module):
         wanted = ", ".join(cls.__name__ for cls in self.register_dict) or "nothing"
         present = Counter(type(m).__name__ for m in model.modules() if not any(m.children()))
         has = ", ".join(f"{count} {name}" for name, count in present.most_common(8))
-        return f"no layer of the model is replaced: quan_policy speaks of {wanted}, the model has {has}"
+        return f"no layer of the model is replaced: quan_policy names {wanted}, the model has {has}"
 
 
 def _check_layers(special: Iterable[str], excluded: list[str], names: Iterable[str]) -> None:
@@ -123,7 +123,7 @@ class mTransformerV2(Basemtransformer):
         if wrong is not None:
             raise ConfigError(f"{type(self).__name__} has no argument {wrong!r}{suggest(wrong, _ARGUMENTS)}")
         if kwargs:
-            _log.warning("%s makes nothing of %s", type(self).__name__, ", ".join(kwargs))
+            _log.warning("%s does not use %s", type(self).__name__, ", ".join(kwargs))
         self.special_layers = SpecialLayers.read(special_layers)
         policy = section("quan_policy", quan_policy)
         self.register_dict = OrderedDict((_layer_class(name), args) for name, args in policy.items())

@@ -14,7 +14,7 @@ C = TypeVar("C", bound=type)
 def _register(registry: Any, base: type, old_base: type, kind: str) -> Callable[[C], C]:
     def decorate(cls: C) -> C:
         if not isinstance(cls, type) or not issubclass(cls, base):
-            raise ConfigError(f"a {kind} is a class derived from {base.__name__}, not {cls!r}")
+            raise ConfigError(f"a {kind} must be a class derived from {base.__name__}, not {cls!r}")
         name = getattr(cls, "TYPE", None)
         if not isinstance(name, str) or not name:
             raise ConfigError(f"{cls.__name__} needs TYPE = 'its name', by which a config chooses it")

@@ -57,11 +57,13 @@ def _tensors(kind: str, config: Mapping[str, Any]) -> dict[str, TensorRecipe]:
     """For every pattern, in the file's order, the section's recipe with the pattern's changes."""
     where = f"{kind}.SPECIFIC"
     if not isinstance(config["SPECIFIC"], list | tuple):
-        raise ConfigError(f"{where} is a list of mappings from names to lists of settings, not {config['SPECIFIC']!r}")
+        raise ConfigError(
+            f"{where} must be a list of mappings from names to lists of settings, not {config['SPECIFIC']!r}"
+        )
     found: dict[str, TensorRecipe] = {}
     for entry in config["SPECIFIC"]:
         if not isinstance(entry, Mapping):
-            raise ConfigError(f"{where} has mappings from names to lists of settings, not {entry!r}")
+            raise ConfigError(f"{where} must hold mappings from names to lists of settings, not {entry!r}")
         for pattern, settings in entry.items():
             found.setdefault(str(pattern), read_tensor(kind, _changed(f"{where}[{pattern!r}]", config, settings)))
     return found
@@ -70,7 +72,7 @@ def _tensors(kind: str, config: Mapping[str, Any]) -> dict[str, TensorRecipe]:
 def _changed(where: str, config: Mapping[str, Any], settings: Any) -> dict[str, Any]:
     """A copy of a section with ``["QUANTIZER.BIT", 8, …]`` set in it."""
     if not isinstance(settings, list | tuple) or len(settings) % 2:
-        raise ConfigError(f"{where} is a list of keys and values in turn, not {settings!r}")
+        raise ConfigError(f"{where} must be a list of keys and values in turn, not {settings!r}")
     made = copy.deepcopy(dict(config))
     for path, value in zip(settings[::2], settings[1::2], strict=True):
         place: Any = made

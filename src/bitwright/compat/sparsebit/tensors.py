@@ -59,7 +59,7 @@ def _named(where: str, given: Any, names: Mapping[str, str], registry: Any) -> s
 def _spec(kind: str, config: Mapping[str, Any]) -> tuple[QuantSpec | None, int | None]:
     scheme, bits = config["QSCHEME"], config["QUANTIZER"]["BIT"]
     if not isinstance(bits, int) or isinstance(bits, bool):
-        raise ConfigError(f"{kind}.QUANTIZER.BIT is a number of bits, not {bits!r}")
+        raise ConfigError(f"{kind}.QUANTIZER.BIT must be a number of bits, not {bits!r}")
     if scheme is None:
         return None, None if bits == -1 else bits
     if scheme not in SCHEMES:

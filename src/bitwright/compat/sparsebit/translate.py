@@ -25,7 +25,7 @@ def to_recipe(config: str | Path | Mapping[str, Any]) -> tuple[Recipe, list[str]
 
 def _translate(cfg: Any) -> tuple[Recipe, list[str]]:
     if not isinstance(cfg.BACKEND, str):
-        raise ConfigError(f"BACKEND is the name of a target, not {cfg.BACKEND!r}")
+        raise ConfigError(f"BACKEND must be the name of a target, not {cfg.BACKEND!r}")
     backend = find_backend(cfg.BACKEND)
     switches = {name: flag(f"SCHEDULE.{name}", value) for name, value in cfg.SCHEDULE.items()}
     schedules = {name.lower(): on for name, on in switches.items() if name not in SCHEDULE}

@@ -154,7 +154,9 @@ class BundleFormat(ExportFormat):
 
         note = next((e.value for e in file.proto.metadata_props if e.key == BUNDLE), None)
         if note is None:
-            raise VerifyError(f"{str(file.path)!r} is not a bundle of {self.name}: it does not say what is beside it")
+            raise VerifyError(
+                f"{str(file.path)!r} is not a bundle of {self.name}: it does not name the files beside it"
+            )
         beside = self.files(file.path)[1:]
         try:
             data = json.loads(note)
@@ -167,7 +169,7 @@ class BundleFormat(ExportFormat):
         except Exception as error:  # what is stored contradicts itself in a way that nobody foresaw
             first = (str(error).strip().splitlines() or [""])[0]
             raise VerifyError(
-                f"{str(file.path)!r} and what is beside it do not fit together ({type(error).__name__}: {first}); "
+                f"{str(file.path)!r} and the files beside it do not match ({type(error).__name__}: {first}); "
                 "export again"
             ) from error
         return BundleFile(file, joined, [file.path, *beside])
@@ -202,7 +204,7 @@ class BundleFormat(ExportFormat):
         ]
         if refused:
             more = f" and {len(refused) - 3} more" if len(refused) > 3 else ""
-            raise ExportError(f"the format {self.name} cannot say {'; '.join(refused[:3])}{more}")
+            raise ExportError(f"the format {self.name} cannot express {'; '.join(refused[:3])}{more}")
 
 
 def _check_numbers(found: Range) -> None:
@@ -224,11 +226,11 @@ def _checksum(data: bytes) -> str:
 def _beside(path: Path, model: Path, checksum: str) -> str:
     """The text of a file of ranges, which must be what was written with the model."""
     if not path.is_file():
-        raise VerifyError(f"{str(path)!r} is missing: {model.name} was written with it, and is not whole without")
+        raise VerifyError(f"{str(path)!r} is missing: {model.name} was written with it, and is incomplete without it")
     data = path.read_bytes()
     if _checksum(data) != checksum:
         raise VerifyError(
-            f"{str(path)!r} cannot be trusted: it was changed after Bitwright wrote it, or belongs to another model "
+            f"{str(path)!r} cannot be trusted: it was changed after Bitwright wrote it, or belongs to a model other "
             f"than {model.name}; export again"
         )
     return data.decode()

@@ -97,7 +97,7 @@ def _members(data: dict[str, Any], schema: dict[str, Any], root: dict[str, Any],
         if name in known:
             yield from _problems(value, known[name], root, place)
         elif others is False:
-            yield f"{place} should not be there; known are {', '.join(known)}"
+            yield f"{place} is unexpected; known are {', '.join(known)}"
         elif isinstance(others, dict):
             yield from _problems(value, others, root, place)
 

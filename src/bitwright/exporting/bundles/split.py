@@ -70,12 +70,14 @@ class _Splitting:
         """Tables of values, branches and loops with quantizers of their own, and integers that something else reads."""
         for tensor in self.specs:
             if all(n.op_type not in _PAIR for n in (*self.readers.get(tensor, []), self.makers.get(tensor)) if n):
-                raise ExportError(f"{tensor} are places in a table of values: a file of ranges has no place for that")
+                raise ExportError(
+                    f"{tensor} holds indices into a table of values, which a file of ranges cannot express"
+                )
         for node in self.graph.node:
             if any(inner.op_type in _PAIR for inner in inner_nodes(node)):
                 raise ExportError(f"{node.name} has quantizers in a branch or loop, which no file of ranges names")
             if node.op_type == "DynamicQuantizeLinear":
-                raise ExportError(f"{node.name} finds its range while it runs: a file of ranges has no place for that")
+                raise ExportError(f"{node.name} finds its range as it runs, which a file of ranges cannot express")
             if node.op_type == "QuantizeLinear":
                 self._refuse_other_readers(node)
 

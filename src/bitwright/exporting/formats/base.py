@@ -49,7 +49,7 @@ class ExportOptions:
             _check_names(key, getattr(self, key))
         both = set(self.input_names or ()) & set(self.output_names or ())
         if both:
-            raise ConfigError(f"{min(both)!r} is in input_names and in output_names: a name stands for one tensor")
+            raise ConfigError(f"{min(both)!r} is in input_names and in output_names: a name must stand for one tensor")
         version = self.opset_version
         if version is not None and (not isinstance(version, int) or isinstance(version, bool)):
             raise ConfigError(f"opset_version must be a whole number, not {version!r}")
@@ -66,10 +66,10 @@ def _check_names(key: str, names: Any) -> None:  # noqa: ANN401
         raise ConfigError(f"{key} must be a list of names, not {names!r}")
     wrong = [name for name in names if not isinstance(name, str) or not name]
     if wrong:
-        raise ConfigError(f"{key} must be names, and {wrong[0]!r} is none")
+        raise ConfigError(f"{key} must be names, and {wrong[0]!r} is not one")
     twice = [name for name in names if list(names).count(name) > 1]
     if twice:
-        raise ConfigError(f"{key} has {twice[0]!r} twice: every tensor needs a name of its own")
+        raise ConfigError(f"{key} has {twice[0]!r} twice: every tensor needs its own name")
 
 
 @dataclass(frozen=True)

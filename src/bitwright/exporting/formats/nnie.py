@@ -58,8 +58,8 @@ class NNIE(BundleFormat):
         for r in _weights(contents):
             if r.scale != contents.ranges[r.place.tensor].scale:
                 raise ExportError(
-                    f"NNIE takes the largest magnitude of weights for their largest level, and {r.place.tensor} has "
-                    "another: export with the format 'onnx', which says levels"
+                    f"NNIE uses the largest magnitude of weights as their largest level, and {r.place.tensor} has "
+                    "another: export with the format 'onnx', which stores levels"
                 )
         largest = {r.place.tensor: float(r.scale) for r in contents.of("activation")}
         read = _read(contents.model, largest)

@@ -66,7 +66,7 @@ def build(deployment: Deployment, inputs: Inputs, options: ExportOptions, format
     with quiet_exporter():
         witnesses = optimize(model, [part for _, part in parts_of(twin)])
     if any(_is_text(value) for node in model.graph for value in (*node.inputs, *node.outputs)):  # see adaptive.py
-        raise ExportError("ONNX has nothing for the indices of an adaptive pool: do without return_indices=True")
+        raise ExportError("ONNX cannot express the indices of an adaptive pool: leave out return_indices=True")
     transpose_for_each_reader(model)
     if deployment.scaled_results:
         scale_results(model)

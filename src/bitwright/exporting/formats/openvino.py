@@ -30,10 +30,10 @@ class OpenVinoFormat(ExportFormat):
         from bitwright.exporting.openvino_ir import ORIGIN, OWNER, RECORD, write_sealed
 
         if options.external_data is False:
-            raise ConfigError("the format openvino stores tensors in a file beside: leave out external_data=False")
+            raise ConfigError("the format openvino stores tensors in a second file: leave out external_data=False")
         proto, record = build(deployment, inputs, options, self.name)
         if stored_bytes(proto) > LIMIT:
-            raise ExportError("the model has more than 2 GB: export it as ONNX, and let OpenVINO convert it")
+            raise ExportError("the model is larger than 2 GB: export it as ONNX, and let OpenVINO convert it")
         try:
             model = openvino.Core().read_model(proto.SerializeToString())
         except Exception as error:

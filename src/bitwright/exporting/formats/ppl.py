@@ -54,7 +54,9 @@ class PPL(BundleFormat):
             made = Range(place, scale, point, entry["q_min"], entry["q_max"])
             ends = {"tensor_min": made.minimum, "tensor_max": made.maximum}
             if wrong := [key for key, value in ends.items() if not np.allclose(entry[key], value, rtol=1e-5)]:
-                raise VerifyError(f"{name!r} contradicts itself: {wrong[0]} is not what its scale and zero point give")
+                raise VerifyError(
+                    f"{name!r} contradicts itself: {wrong[0]} does not follow from its scale and zero point"
+                )
             found.append(made)
         return found
 

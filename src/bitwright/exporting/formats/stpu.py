@@ -79,7 +79,7 @@ def _rectified(contents: Contents) -> dict[str, str]:
 def _check_rectified(data: dict[str, dict[str, Any]], rectified: dict[str, str]) -> None:
     for name, result in rectified.items():
         if any(data.get(name, {}).get(end) != data.get(result, {}).get(end) for end in ("min", "max")):
-            raise VerifyError(f"the minmax file has a range of {name!r} that is not that of {result!r}")
+            raise VerifyError(f"the minmax file gives {name!r} and {result!r} different ranges")
 
 
 def _known(contents: Contents) -> dict[str, Place]:

@@ -40,7 +40,7 @@ class TensorRTRanges(BundleFormat):
         if place.kind == "activation" and not found.per_tensor:
             return "is computed and has scales of channels; computed tensors have one"
         if place.kind == "weight" and (found.per_tensor or place.block is not None):
-            return "has no scale per output channel, which TensorRT finds itself; the format 'onnx' says others"
+            return "has no scale per output channel, which TensorRT finds itself; the format 'onnx' can store others"
         return None
 
     def texts(self, contents: Contents) -> Texts:
@@ -49,8 +49,8 @@ class TensorRTRanges(BundleFormat):
         for r in contents.of("weight"):
             if not np.allclose(derived[r.place.tensor].scale, r.scale, rtol=1e-5):
                 raise ExportError(
-                    f"TensorRT takes the largest magnitude over 127 for the scale of weights, and {r.place.tensor} has "
-                    "others, because it was learned or has fewer bits: export with the format 'onnx', which says scales"
+                    f"TensorRT uses the largest magnitude over 127 as the scale of weights, and {r.place.tensor} has "
+                    "others because it was learned or has fewer bits: export with 'onnx', which stores scales"
                 )
         scales = {r.place.tensor: float(r.scale) for r in contents.of("activation")}
         lines = [_HEADER, *(f"{name}: {struct.pack('>f', scale).hex()}" for name, scale in scales.items())]
@@ -71,6 +71,6 @@ class TensorRTRanges(BundleFormat):
             place = contents.place(match["tensor"], "the calibration cache")
             (scale,) = struct.unpack(">f", bytes.fromhex(match["scale"]))
             if not math.isclose(largest.get(place.tensor, math.nan), scale * 127, rel_tol=1e-6):
-                raise VerifyError(f"the cache and the JSON give {place.tensor!r} other ranges")
+                raise VerifyError(f"the cache and the JSON give {place.tensor!r} different ranges")
             found.append(Range(place, np.asarray(scale, np.float32), np.zeros((), np.int64), -128, 127))
         return [*found, *per_channel_maximum(contents, 127)]

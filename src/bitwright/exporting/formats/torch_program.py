@@ -25,7 +25,7 @@ class TorchFormat(ExportFormat):
 
         for name in _OF_ONNX:
             if getattr(options, name) is not None:
-                raise ConfigError(f"{name} is for ONNX files, and the format torch has no such thing: leave it out")
+                raise ConfigError(f"{name} is for ONNX files, not for the format torch: leave it out")
         program, record, origin = build(deployment, inputs, options, self.name)
         write_sealed(program, record, origin, target)
         return record

@@ -34,7 +34,7 @@ def fixed_sizes() -> Iterator[list[Found]]:
 def _with_ceil_mode(x: Tensor, kernel: Any, stride: Any = (), *rest: Any, at: int) -> tuple[str, Sequence[int]]:  # noqa: ANN401
     ceil_mode = rest[at] if len(rest) > at else False
     sizes = x.shape[-len(kernel) :] if ceil_mode and set(stride or kernel) != {1} else ()
-    return "a pool with ceil_mode needs a fixed size: how far its last window reaches depends on it", sizes
+    return "a pool with ceil_mode needs a fixed size: its last window depends on it", sizes
 
 
 def _largest(x: Tensor, kernel: Any, *rest: Any) -> tuple[str, Sequence[int]]:  # noqa: ANN401
@@ -56,7 +56,7 @@ def _nearest(x: Tensor, _: Sequence[int], *factors: float | None) -> tuple[str, 
 
 
 def _split(x: Tensor, _: int, dim: int = 0) -> tuple[str, Sequence[int]]:
-    return "a split into equal pieces needs a fixed size: how many there are depends on it", (x.shape[dim],)
+    return "a split into equal pieces needs a fixed size, which decides how many there are", (x.shape[dim],)
 
 
 _NEAREST = ("upsample_nearest", "_upsample_nearest_exact")

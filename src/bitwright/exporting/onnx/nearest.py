@@ -14,7 +14,7 @@ import torch
 from onnxscript.function_libs.torch_lib.ops.nn import aten_upsample_nearestnd_vec
 
 Translation = Callable[..., Any]
-NEEDS_A_SIZE = "interpolation by such a factor needs a fixed size: torch multiplies it in float64"
+NEEDS_A_SIZE = "interpolation by this factor needs a fixed size: torch multiplies it in float64"
 _FINE = 2**10  # parts of one that leave products with sizes exact in float32
 
 
@@ -41,7 +41,7 @@ def _nearest(op: Any, exact: bool) -> Translation:  # noqa: ANN401
         sizes = list(x.shape)[first:]
         if not all(isinstance(wish, int | float) for wish in wishes):
             if exact:
-                raise ValueError("nearest-exact interpolation needs a new size that is fixed")
+                raise ValueError("nearest-exact interpolation needs a fixed output size")
             return aten_upsample_nearestnd_vec(x, output_size, scale_factors)
         known = [_places(function, *each, scaled) for each in zip(sizes, wishes, strict=True)]
         if all(place is not None and _is_repetition(place) for place in known) or (scaled and all(map(_whole, wishes))):

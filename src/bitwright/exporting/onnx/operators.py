@@ -136,7 +136,7 @@ def _split(op: Any, otherwise: Translation) -> Translation:  # noqa: ANN401
         whole = x.shape[dim]
         if isinstance(sizes, int):
             if not isinstance(whole, int):
-                raise ValueError("a split into equal pieces needs a fixed size: how many there are depends on it")
+                raise ValueError("a split into equal pieces needs a fixed size, which decides how many there are")
             sizes = [min(sizes, whole - at) for at in range(0, whole, sizes)]
         if not isinstance(sizes, Sequence) or not all(isinstance(size, int) for size in sizes):
             return otherwise(x, sizes, dim)
@@ -214,7 +214,7 @@ class _Windows:
         if not isinstance(size, int):
             if stride == 1:
                 return 0
-            raise ValueError("a pool with ceil_mode needs a fixed size: how far its last window reaches depends on it")
+            raise ValueError("a pool with ceil_mode needs a fixed size: its last window depends on it")
         span = size + 2 * padding - self.dilation[d] * (self.kernel[d] - 1) - 1
         last = -(-span // stride) * stride
         return max(last - span, 0) if last < size + padding else 0

@@ -22,10 +22,10 @@ def opset_for(twin: nn.Module, wished: int | None = None, *, pack: bool = False)
     if wished is None:
         return lowest_opset(twin, pack=pack)
     if not PLAIN <= wished <= NEWEST:
-        raise ConfigError(f"opset_version is {wished}: files are written in {PLAIN} to {NEWEST}")
+        raise ConfigError(f"opset_version must be from {PLAIN} to {NEWEST}, not {wished}")
     for needed, why in _needs(twin, pack):
         if needed > wished:
-            raise ExportError(f"opset {wished} cannot say {why}: that needs {needed}; leave out opset_version")
+            raise ExportError(f"opset {wished} cannot express {why}, which needs {needed}; leave out opset_version")
     return wished
 
 

@@ -42,7 +42,7 @@ def export_program(twin: nn.Module, inputs: Inputs, opset: int, dynamic_shapes: 
             raise ExportError(f"the exporter refused the model: {last_line(error)}") from error
     names = name_sizes(model, list(flat_inputs(twin, inputs)), {} if wished is None else wished.names)
     if BATCH not in names and dynamic_shapes is True:
-        _log.warning("the file has a fixed batch size, as the model does not take others: %s", reason)
+        _log.warning("the file has a fixed batch size because the model accepts no other: %s", reason)
     return model
 
 

@@ -39,7 +39,7 @@ def join_quantizers(proto: onnx.ModelProto) -> onnx.ModelProto:
         except Exception as error:
             first = str(error).strip().partition("\n")[0]
             raise ExportError(
-                f"onnxruntime cannot join this model's operators with their quantizers: {first}"
+                f"onnxruntime cannot fuse this model's operators with their quantizers: {first}"
             ) from error
         joined = onnx.load(saved)
     used = {node.domain for node in joined.graph.node} | {""}

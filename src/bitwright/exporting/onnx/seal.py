@@ -28,7 +28,7 @@ def write_recorded(model: onnx.ModelProto, record: ExportRecord, path: Path, ext
     """
     too_large = stored_bytes(model) > LIMIT
     if too_large and external is False:
-        raise ExportError("the model has more than the 2 GB that an ONNX file can hold: leave out external_data=False")
+        raise ExportError("the model is larger than the 2 GB that an ONNX file can hold: leave out external_data=False")
     record = replace(record, external=bool(external or too_large))
     beside, stale = data_path(path), _has_data(path)
     if record.external:
@@ -70,7 +70,7 @@ def check_data(path: Path, checksum: str) -> Path:
     with beside.open("rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != checksum:
-        raise VerifyError(f"{beside.name} is not the file that was written with it; export again")
+        raise VerifyError(f"{beside.name} is not the file written with it; export again")
     return beside
 
 

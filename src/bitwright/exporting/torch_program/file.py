@@ -53,7 +53,7 @@ def load_program(content: bytes) -> Any:  # noqa: ANN401
     archive = zipfile.ZipFile(io.BytesIO(content))
     for name in archive.namelist():
         if name.endswith("_config.json") and b'"use_pickle": true' in archive.read(name):
-            raise VerifyError(f"{name} asks for pickled tensors, which are not read")
+            raise VerifyError(f"{name} needs pickled tensors, which are not read")
         if "/sample_inputs/" in name:  # torch itself would go on without the limits that this sets
             torch.load(io.BytesIO(archive.read(name)), weights_only=True)
     decomposed_quantizers()
@@ -89,7 +89,7 @@ class ProgramFile(LoadedFile):
         except Exception as error:  # broken archives make zipfile raise errors of many kinds
             raise _not_whole(path, error) from error
         if RECORD not in found and RECORD.encode() not in content:
-            raise VerifyError(f"{str(path)!r} was not written by Bitwright: it has no record of what in it is what")
+            raise VerifyError(f"{str(path)!r} was not written by Bitwright: it has no record")
         if not intact:
             raise VerifyError(f"{str(path)!r} cannot be trusted: it was changed after Bitwright wrote it; export again")
         try:
@@ -144,7 +144,7 @@ class ProgramFile(LoadedFile):
 
 def _not_whole(path: Path, error: Exception) -> VerifyError:
     first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    return VerifyError(f"{str(path)!r} is not a whole program of torch.export: {first}")
+    return VerifyError(f"{str(path)!r} is not a complete program of torch.export: {first}")
 
 
 class _Counter(fx.Interpreter):

@@ -21,7 +21,7 @@ _TYPES = {
 
 def lower(model: nn.Module) -> None:
     """Put torch's quantizers in the place of a deployed model's parts."""
-    refuse_tables(model, "and a program of torch has evenly spaced integers only")
+    refuse_tables(model, "and a torch program has only evenly spaced integers")
     made: dict[Any, nn.Module] = {part: _lowered(name, part) for name, part in parts_of(model)}
     made |= {module: AveragePlanes() for module in model.modules() if isinstance(module, GlobalAveragePool)}
     replace_modules(model, made)
@@ -32,14 +32,14 @@ def _lowered(name: str, part: Part) -> nn.Module:
         return nn.Identity()
     place = part.site.name if part.site is not None else name
     if getattr(part, "group", None) is not None:
-        raise ExportError(f"the format torch cannot say groups of scales, which {place} has: export with 'onnx'")
+        raise ExportError(f"the format torch cannot express groups of scales, which {place} has: export with 'onnx'")
     if isinstance(part, DeployedQuantizer) and not part.active:
         return nn.Identity()
     if isinstance(part, DeployedQuantizer) and not part.spec.format.floating:
         return QuantizeDequantize(part)
     if isinstance(part, IntegerTensor) and not part.integers.is_floating_point():
         return StoredValues(part) if part.integers.dtype == torch.int32 else StoredIntegers(part)
-    raise ExportError(f"the format torch has integers only, and {place} is something else: export with 'onnx'")
+    raise ExportError(f"the format torch has only integers, and {place} is something else: export with 'onnx'")
 
 
 class AveragePlanes(nn.Module):

@@ -20,7 +20,7 @@ def check_attributes(model: Any, wishes: Mapping[str, Iterable[str]]) -> None:
     for path, names in wishes.items():
         if path not in modules:
             hint = suggest(path, [p for p in modules if p])
-            raise UnknownNameError(f"preserve_attr names the module {path!r}, which the model has not{hint}")
+            raise UnknownNameError(f"preserve_attr names the module {path!r}, which the model does not have{hint}")
         for name in [names] if isinstance(names, str) else names:
             _check_attribute(modules[path], f"the module {path!r}" if path else "the model", name)
 

@@ -74,7 +74,7 @@ def reason_for(error: Exception, path: str = "") -> str:
         raise InternalError(
             f"capture failed in Bitwright itself at {place}: {type(error).__name__}: {error}. Your model is not the "
             "cause. Please report this with its traceback and what `python -m bitwright.torch_internals` prints (torch "
-            f"{torch.__version__}; tried with {', '.join(TRIED)}). Until it is mended, "
+            f"{torch.__version__}; tried with {', '.join(TRIED)}). Until it is fixed, "
             + (f"leaves=[{path!r}] keeps that module whole" if path else "bw.swap_modules quantizes without capture")
         ) from error
     text = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"

@@ -85,6 +85,6 @@ def is_guard(node: fx.Node) -> bool:
 def _other(value: Any, captured: Any, reader: str, where: str, module: str) -> str:
     alone = f", or let that module run as written: leaves=['island:{module}']" if module else ""
     return (
-        f"these inputs take another way through the model than the example inputs: {reader} at {where} "
+        f"these inputs take another path through the model than the example inputs: {reader} at {where} "
         f"gives {value!r}, and gave {captured!r} when the model was captured; capture it with inputs like these{alone}"
     )

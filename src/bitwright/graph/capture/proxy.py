@@ -70,7 +70,7 @@ class ValueProxy(fx.Proxy):
     def __bool__(self) -> bool:
         value = self.__dict__["_value"]
         if isinstance(value, torch.Tensor):
-            raise self.tracer.refuse(f"if asks for the data of a tensor ({self.node.name})")
+            raise self.tracer.refuse(f"if needs the data of a tensor ({self.node.name})")
         truth = call_model(bool, value)
         self.tracer.guard(self, "if", check_truth, truth)
         return truth
@@ -119,7 +119,7 @@ class ValueProxy(fx.Proxy):
 
     def __contains__(self, item: Any) -> bool:
         if isinstance(self.__dict__["_value"], torch.Tensor):
-            raise self.tracer.refuse("`in` asks for the data of a tensor")
+            raise self.tracer.refuse("`in` needs the data of a tensor")
         return bool(self._computed(operator.contains, item))
 
     def __hash__(self) -> int:
@@ -154,7 +154,7 @@ class ValueProxy(fx.Proxy):
     def _number(self, reader: str, check: Callable[..., None] = check_value) -> Any:
         value = self.__dict__["_value"]
         if isinstance(value, torch.Tensor):
-            raise self.tracer.refuse(f"{reader} asks for the data of a tensor ({self.node.name})")
+            raise self.tracer.refuse(f"{reader} needs the data of a tensor ({self.node.name})")
         self.tracer.guard(self, reader, check, value)
         return value
 
@@ -198,7 +198,7 @@ class _Method:
         owner, name, value = self.owner, self.name, value_of(self.owner)
         if isinstance(value, torch.Tensor):
             if name in _DATA_METHODS:
-                raise owner.tracer.refuse(f".{name}() asks for the data of a tensor ({owner.node.name})")
+                raise owner.tracer.refuse(f".{name}() needs the data of a tensor ({owner.node.name})")
             if name in _CONSTANT_METHODS and not args:
                 return call_model(getattr(value, name), **kwargs)
         elif isinstance(value, dict) and name in _DICT_VIEWS:

@@ -82,7 +82,7 @@ def capture_model(
         raise ConfigError(f"the model must be a torch.nn.Module, not {type(model).__name__}")
     if isinstance(model, torch.jit.ScriptModule):
         raise ConfigError(
-            f"the model is a {type(model).__name__} of TorchScript, whose code cannot be captured: give the nn.Module "
+            f"the model is a TorchScript {type(model).__name__}, whose code cannot be captured: give the nn.Module "
             "that it was made from. A part of a model may be one, and stays float"
         )
     empty = next((name for name, parameter in model.named_parameters() if parameter.is_meta), None)
@@ -155,8 +155,8 @@ class _Capturing:
         self.result = self._module_by_module(self._fresh(), reason)
         if not self._agrees(expected):
             raise CaptureError(
-                f"the captured {type(self.model).__name__} does not compute what the original does on the example "
-                f"inputs, even where it runs as written; at first: {reason}"
+                f"the captured {type(self.model).__name__} and the original compute different results on the "
+                f"example inputs, even where it runs as written; first: {reason}"
             )
 
     def _with_weights_computed_once(self, root: nn.Module, expected: list[Any]) -> nn.Module:
@@ -207,7 +207,7 @@ class _Capturing:
             first = first_deviation(self.result.model, self._fresh(), self.inputs)
         except Exception as error:
             return reason_for(error)
-        return f"its graph deviates from it, first at {first}"
+        return f"its graph deviates from the original, first at {first}"
 
     def _agrees(self, expected: list[Any]) -> bool:
         result = self.result
@@ -277,7 +277,7 @@ class _Capturing:
     def _make_island(self, module: nn.Module, path: str, reason: str, inputs: Inputs | None) -> None:
         """Let a module run as written, and capture its parts, as far as they are called on the example inputs."""
         self.result.islands[path] = reason
-        _log.info("%s runs as written (%s); its parts are captured on their own", path or "the model", reason)
+        _log.info("%s runs as written (%s); its submodules are captured separately", path or "the model", reason)
         children = {name: part for name, part in parts(module) if _join(path, name) not in self.leaves}
         inner = [name for name, part in children.items() if not is_single(part)]
         self.result.loose += [_join(path, name) for name in children if name not in inner]
@@ -287,7 +287,7 @@ class _Capturing:
             if place not in self.known_islands and name in calls:
                 self._capture_module(children[name], place, calls[name])
             else:
-                reason = self.known_islands.get(place, "not called by itself on the example inputs")
+                reason = self.known_islands.get(place, "not called on the example inputs")
                 self._make_island(children[name], place, reason, calls.get(name))
 
     def _module_by_module(self, root: nn.Module, reason: str) -> Capture:

@@ -75,7 +75,7 @@ class MatcherNode:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
-            raise ConfigError(f"a MatcherNode's name must be a text that is not empty, not {self.name!r}")
+            raise ConfigError(f"a MatcherNode's name must be a non-empty string, not {self.name!r}")
         self.inputs = _checked_inputs(self.name, self.inputs)
         if not isinstance(self.input_match_type, InputMatchType):
             names = ", ".join(InputMatchType.__members__)
@@ -132,7 +132,7 @@ def _checked_inputs(name: str, inputs: Any) -> tuple[str | None, ...] | None:
     if inputs is None:
         return None
     if isinstance(inputs, str):
-        raise ConfigError(f"the inputs of {name!r} must be a list of names or None, not the text {inputs!r}")
+        raise ConfigError(f"the inputs of {name!r} must be a list of names or None, not the string {inputs!r}")
     if wrong := [i for i in inputs if i is not None and not isinstance(i, str)]:
         raise ConfigError(f"the inputs of {name!r} must be names or None, not {wrong[0]!r}")
     return tuple(inputs)
@@ -143,7 +143,7 @@ def _checked_types(what: str, given: Any) -> tuple[Any, ...]:
         return (None,)
     wanted = tuple(given) if isinstance(given, list | tuple | set | frozenset) else (given,)
     if not wanted:
-        raise ConfigError(f"{what} is empty, so nothing could match; None stands for anything")
+        raise ConfigError(f"{what} is empty, so nothing could match; None matches anything")
     for each in wanted:
         if isinstance(each, str):
             _check_text(what, each)
@@ -159,7 +159,7 @@ def _checked_through(name: str, through: Any, inputs: tuple[str | None, ...]) ->
         return ()
     named = [i for i in inputs if i is not None]
     if len(named) != 1:
-        raise ConfigError(f"{name!r} has a through, so its inputs must name one node, not {len(named)}")
+        raise ConfigError(f"{name!r} has `through`, so its inputs must name one node, not {len(named)}")
     is_checker = callable(through) and not isinstance(through, type)
     return through if is_checker else _checked_types(f"the through of {name!r}", through)
 

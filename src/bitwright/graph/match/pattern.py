@@ -28,10 +28,10 @@ class JointChecker:
         try:
             names, function = item
         except (TypeError, ValueError):
-            raise ConfigError(f"a joint checker is a tuple (names, function), not {item!r}") from None
+            raise ConfigError(f"a joint checker must be a tuple (names, function), not {item!r}") from None
         names = (names,) if isinstance(names, str) else tuple(names)
         if not names or not callable(function):
-            raise ConfigError(f"a joint checker is a tuple (names, function) with at least one name, not {item!r}")
+            raise ConfigError(f"a joint checker must be a tuple (names, function) with at least one name, not {item!r}")
         return cls(names, function, _takes_keyword(function))
 
     def check(self, nodes: Mapping[str, fx.Node], modules: Mapping[str, Any]) -> Any:
@@ -100,7 +100,7 @@ class Pattern:
             graphlib.TopologicalSorter({node.name: node.named for node in self.nodes}).prepare()
         except graphlib.CycleError as error:
             circle = ", ".join(map(repr, sorted(set(error.args[1]))))
-            raise ConfigError(f"the pattern's nodes go round in a circle: {circle}") from error
+            raise ConfigError(f"the pattern's nodes form a cycle: {circle}") from error
 
     def _check_connected(self) -> None:
         blocks: list[set[str]] = []
@@ -109,12 +109,14 @@ class Pattern:
             blocks = [*apart, link.union(*(block for block in blocks if block & link))]
         if len(blocks) > 1:
             shown = " and ".join(f"({', '.join(block)})" for block in sorted(map(sorted, blocks)))
-            raise ConfigError(f"the pattern falls apart into {shown}; join them by their inputs or by a joint checker")
+            raise ConfigError(
+                f"the pattern is in separate pieces, {shown}; join them by their inputs or by a joint checker"
+            )
 
 
 def _checked_nodes(nodes: Any) -> tuple[MatcherNode, ...]:
     if not nodes:
         raise ConfigError("a pattern needs at least one MatcherNode, and this one has none")
     if wrong := [n for n in nodes if not isinstance(n, MatcherNode)]:
-        raise ConfigError(f"a pattern consists of MatcherNodes, not {wrong[0]!r}")
+        raise ConfigError(f"a pattern must consist of MatcherNodes, not {wrong[0]!r}")
     return tuple(nodes)

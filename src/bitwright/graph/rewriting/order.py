@@ -31,7 +31,7 @@ def _named(schedule: Schedule, word: Literal["after", "before"], mine: Mapping[s
     for name in wished:
         if name not in SCHEDULES:
             raise UnknownNameError(
-                f"the schedule {schedule.name!r} is to run {word} the unknown schedule {name!r}"
+                f"the schedule {schedule.name!r} must run {word} the unknown schedule {name!r}"
                 f"{suggest(name, SCHEDULES.names())}"
             )
     names = {SCHEDULES.get(name).name for name in wished}

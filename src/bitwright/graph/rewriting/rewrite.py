@@ -77,7 +77,7 @@ class _Rewriter:
                 raise ScheduleError(
                     f"the schedule {self.name!r} never settles: it has rewritten a graph of {watch.size} nodes "
                     f"{self.result.applied} times and still matches, last at {self._place(last)}; "
-                    "let its checkers refuse what it has made"
+                    "make its checkers refuse its own results"
                 )
         self._tell_near_misses(found)
         before = len(self.result.notes)
@@ -158,7 +158,7 @@ class _Rewriter:
         given = [part for part in made if part is not None] if isinstance(made, tuple | list) else [made]
         for node in given:
             if not isinstance(node, fx.Node) or not is_in_graph(node) or node.graph is not self.model.graph:
-                raise ScheduleError(f"{where} by {node!r}, which is not a node of the model's graph")
+                raise ScheduleError(f"{where} with {node!r}, which is not a node of the model's graph")
 
     def _put(self, replaced: dict[fx.Node, Replacement], match: Match, index: GraphIndex) -> None:
         """Let everybody read the new nodes, but the new nodes themselves; then take away what nobody reads."""

@@ -85,7 +85,7 @@ def register_schedule(
         override: take the name over from the schedule that has it.
     """
     if not isinstance(name, str) or not name:
-        raise ConfigError(f"a schedule's name must be a text that is not empty, not {name!r}")
+        raise ConfigError(f"a schedule's name must be a non-empty string, not {name!r}")
     if stage not in get_args(Stage):
         raise ConfigError(f"the stage of the schedule {name!r} must be 'simplify' or 'fuse', not {stage!r}")
 

@@ -37,6 +37,6 @@ def sort_nodes(graph: fx.Graph) -> None:
         order = in_order({node: node.all_input_nodes for node in graph.nodes})
     except graphlib.CycleError as error:
         stuck = ", ".join(dict.fromkeys(node.name for node in error.args[1]))
-        raise ConfigError(f"nodes of the graph read each other in a circle: {stuck}") from error
+        raise ConfigError(f"nodes of the graph read each other in a cycle: {stuck}") from error
     for before, after in itertools.pairwise(order):
         before.append(after)

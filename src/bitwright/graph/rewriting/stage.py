@@ -64,9 +64,7 @@ def read_switches(switches: Switches) -> dict[str, dict[str, Any] | None]:
         elif isinstance(wish, Mapping):
             chosen[schedule.name] = check_options(schedule.name, schedule.options, wish)
         else:
-            raise ConfigError(
-                f"the schedule {name!r} is switched by true or false, or by a mapping of options, not by {wish!r}"
-            )
+            raise ConfigError(f"the schedule {name!r} must be set to true, false or a mapping of options, not {wish!r}")
     return chosen
 
 
@@ -76,5 +74,5 @@ def _compare(schedule: Schedule, expected: Any, outputs: Any, results: list[Pass
         before = ", ".join(r.name for r in results[:-1]) or "none"
         raise ScheduleError(
             f"the schedule {schedule.name!r} of stage {schedule.stage!r} changes what the model computes: {told}; "
-            f"it did: {'; '.join(results[-1].notes) or 'nothing that it tells of'}; schedules before it: {before}"
+            f"it did: {'; '.join(results[-1].notes) or 'nothing noted'}; schedules before it: {before}"
         )

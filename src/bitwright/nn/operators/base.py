@@ -99,7 +99,7 @@ def register_operator(operator: Operator, *, override: bool = False) -> Operator
         if taken is not None and not override:
             raise ConfigError(
                 f"operator {operator.name!r}: {describe(source)} already belongs to the operator {taken.name!r}; "
-                "pass override=True to take it over"
+                "pass override=True to replace it"
             )
     OPERATORS.register(operator.name, override=override)(operator)
     _BY_SOURCE.update(dict.fromkeys(operator.sources, operator))

@@ -1,1 +1,1 @@
-"""How a range is found in what an observer has kept: least error, least divergence, powers of two."""
+"""Search what an observer kept for a range: least error, least divergence, powers of two."""

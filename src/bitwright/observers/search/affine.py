@@ -93,7 +93,7 @@ def _rows(levels: int) -> int:
 
 
 def _tables(tried: tuple[Candidate, ...], rows: int, p: float, like: Tensor) -> Iterator[Tensor]:
-    """Tables of what a value in each row costs with each candidate, some candidates at a time."""
+    """Tables of the cost of a value in each row for each candidate, some candidates at a time."""
     for k in range(0, len(tried), COLUMNS):
         yield cost_table(p, rows, tried[k : k + COLUMNS]).to(like.device)
 

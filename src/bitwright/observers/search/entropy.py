@@ -40,7 +40,7 @@ def least_divergence(
 
 
 def _best_cut(magnitude: StreamingHistogram, levels: int, start: float | None, step: float) -> Tensor:
-    """Where to cut each channel of a histogram of magnitudes: every cut that may be the best is tried."""
+    """Where to cut each channel of a histogram of magnitudes; tries every cut that may be the best."""
     highest = magnitude.range()[1]
     few = 1 << max(0, (magnitude.values // PER_BIN).bit_length() - 1)
     bins = min(magnitude.bins // 2, max(few, 1 << (LEAST_PER_LEVEL * levels - 1).bit_length()))

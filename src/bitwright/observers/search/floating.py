@@ -56,6 +56,6 @@ def floating_error(points: Tensor, weights: Tensor | None, top: Tensor, spec: Qu
 
 
 def refuse_floating(name: str, spec: QuantSpec) -> None:
-    """Raise for a spec whose numbers have an exponent, where a search counts integers."""
+    """Raise if a search that needs integers is given a floating-point spec."""
     if spec.format.floating:
-        raise ConfigError(f"{name} counts integers, and '{spec}' has none: choose MSEObserver or MinMaxObserver")
+        raise ConfigError(f"{name} needs integers, and '{spec}' has none: choose MSEObserver or MinMaxObserver")

@@ -1,6 +1,6 @@
 """The range with the least quantization error, on kept values or on a histogram, all channels at once.
 
-Which search is taken depends on the data and the spec:
+The data and the spec decide which search is used:
 
 - very few values, or few with many levels and an affine spec: a dense scan of their own errors (``few.py``);
 - kept values and a symmetric spec: tables of what a value costs (``kept.py``);
@@ -53,7 +53,7 @@ def least_error_range(histogram: StreamingHistogram, spec: QuantSpec, p: float) 
 
 
 def _search(part: StreamingHistogram, spec: QuantSpec, p: float) -> tuple[Tensor, Tensor]:
-    """Search some channels in the way that fits them."""
+    """Search some channels with the search that fits them."""
     values = part.exact()
     tabled = spec.qmax - spec.qmin <= (WIDE if spec.symmetric else MOST_LEVELS)
     if values is not None and values.shape[1] <= (VERY_FEW if tabled else FEW):

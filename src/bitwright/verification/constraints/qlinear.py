@@ -33,7 +33,7 @@ def bias(view: View) -> Iterator[Finding]:
             continue
         given, weight, own = (t.scale.astype(np.float64) for t in found if t is not None)
         if not np.allclose(np.ravel(own), np.ravel(given * weight), rtol=1e-5):
-            yield Finding(view.named(node), "has a bias in other steps than input scale × weight scale", "export again")
+            yield Finding(view.named(node), "has a bias in steps other than input scale × weight scale", "export again")
 
 
 @register_constraint("qlinear-results", source=_SOURCE)
@@ -42,4 +42,4 @@ def results(view: View) -> Iterator[Finding]:
     for node in view.operators(*_OPERATORS):
         reads = [view.read(node, i) for i in range(1 if node.op_type != "Add" else 2)]
         if None not in reads and view.made(node) is None:
-            yield Finding(view.named(node), "reads integers and gives floats", "quantize its result, too")
+            yield Finding(view.named(node), "reads integers and returns floats", "quantize its result, too")

@@ -33,7 +33,7 @@ def zero(view: View) -> Iterator[Finding]:
         lowest = -(2 ** (t.bits - 1)) if not t.type.startswith("uint") else 0
         if (t.zero_point < lowest).any() or (t.zero_point > lowest + 2**t.bits - 1).any():
             problem = f"has a zero point outside of its {t.bits} bits"
-            yield Finding(t.name, problem, "let its range include 0, as every observer does")
+            yield Finding(t.name, problem, "make its range include 0, as every observer does")
 
 
 @register_constraint("qualcomm-bias", source="qualcomm/aimet issue 4090")
@@ -57,5 +57,5 @@ def gaps(view: View) -> Iterator[Finding]:
         missing = [] if view.read(node, 0) is not None else ["input"]
         missing += [] if view.made(node) is not None else ["result"]
         if missing:
-            problem = f"has an encoded weight, and none for its {' and '.join(missing)}"
+            problem = f"has an encoded weight, but no encoding for its {' and '.join(missing)}"
             yield Finding(view.named(node), problem, "quantize it, too, or leave the weight float")

@@ -36,7 +36,7 @@ def concat(view: View) -> Iterator[Finding]:
             continue
         for t in (view.read(node, i) for i in range(len(node.input))):
             if t is not None and not np.array_equal(t.scale, result.scale):
-                problem = f"joins {t.name}, whose range is not that of the result"
+                problem = f"joins {t.name}, which has another range than the result"
                 yield Finding(view.named(node), problem, "let its inputs and its result share one quantizer")
 
 
@@ -47,6 +47,6 @@ def sigmoid(view: View) -> Iterator[Finding]:
         made = view.made(node)
         joined = {n.op_type for name in (made.results if made else ()) for n in view.readers.get(name, [])}
         if made is not None and "Concat" not in joined and not np.allclose(made.scale, 1 / 127, rtol=1e-5):
-            problem = f"makes {made.name} with the scale {float(np.ravel(made.scale)[0]):.6g}, not 1/127"
+            problem = f"produces {made.name} with the scale {float(np.ravel(made.scale)[0]):.6g}, not 1/127"
             mend = "give it the observer FixedRangeObserver, as the backend does"
             yield Finding(view.named(node), problem, mend)

@@ -64,4 +64,4 @@ def operands(view: View) -> Iterator[Finding]:
         missing += [] if view.made(node) is not None else ["its result"]
         if missing:
             problem = f"has no fix position for {' and '.join(missing)}"
-            yield Finding(view.named(node), problem, "Vitis AI chooses one: look at it in the compiled model")
+            yield Finding(view.named(node), problem, "Vitis AI chooses one: check it in the compiled model")

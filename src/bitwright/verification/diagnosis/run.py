@@ -51,8 +51,8 @@ class _Examination:
             cut = Cut(whole, dict(self.feeds))
             if self._gap(cut, whole, whole) <= _ALLOWED:
                 found.problem = (
-                    f"from the file's inputs on, {self.runtime.name} gives what ONNX defines, and deviates only from "
-                    "what it gives out while all tensors are watched"
+                    f"from the file's inputs on, {self.runtime.name} computes what ONNX defines; it deviates only "
+                    "while all tensors are watched"
                 )
                 return
         for trial in sorted(TRIALS.values(), key=lambda t: (t.rank, t.name)):

@@ -52,7 +52,7 @@ def register_trial(
     return decorate
 
 
-@register_trial("saturation", "sums of products saturate: with weights of 7 bits it does not deviate", "prevents")
+@register_trial("saturation", "sums of products saturate: with 7-bit weights it does not deviate", "prevents")
 def seven_bits(subject: Subject) -> bool:
     """Halve weights of 8 bits, whose pairs of products overflow 16 bits where a CPU adds them so."""
     stored = _stored(subject, 1)
@@ -75,7 +75,7 @@ def without_bias(subject: Subject) -> bool:
     return True
 
 
-@register_trial("bf16", "it computes in bfloat16: so rounded, the same values come out", "emulates")
+@register_trial("bf16", "it computes in bfloat16: rounded that way, the values are the same", "emulates")
 def in_bfloat16(subject: Subject) -> bool:
     """Round what the layer reads and makes to bfloat16."""
     layer = subject.layer
@@ -91,7 +91,7 @@ def in_bfloat16(subject: Subject) -> bool:
     return True
 
 
-@register_trial("double rounding", "it rounds twice: with one more rounding the same values come out", "emulates")
+@register_trial("double rounding", "it rounds twice: with one more rounding, the values are the same", "emulates")
 def rounded_before(subject: Subject) -> bool:
     """Round what the layer makes, and what goes into it unrounded, in the steps of a tensor that it reads."""
     layer, nodes = subject.layer, subject.nodes
@@ -109,7 +109,7 @@ def rounded_before(subject: Subject) -> bool:
 
 
 @register_trial(
-    "re-quantization", "it scales and rounds the result in integers: apart from its quantizer it does not deviate",
+    "re-quantization", "it scales and rounds the result in integers: without its quantizer it does not deviate",
     "prevents", rank=1,
 )  # fmt: skip
 def apart_from_quantizer(subject: Subject) -> bool:

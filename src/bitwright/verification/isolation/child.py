@@ -83,7 +83,7 @@ class Child:
     def run(self, session: "RemoteSession", feeds: Mapping[str, np.ndarray]) -> "Arrays":
         """Run a file that was loaded."""
         if session.process is not self._process:
-            raise RuntimeDied("the process that had loaded the file is gone")
+            raise RuntimeDied("the process that loaded the file is gone")
         answer, blobs = self._ask("run", session.timeout, (), feeds, number=session.number)
         return restore(answer["arrays"], blobs)
 

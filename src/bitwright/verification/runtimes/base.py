@@ -144,11 +144,11 @@ class Runtime(ABC):
     def checked(self, results: Any) -> Arrays:  # noqa: ANN401
         """What a session gave, if it is arrays by name."""
         if not isinstance(results, Mapping):
-            raise VerifyError(f"{self.name} gave {type(results).__name__} for the outputs, not arrays by name")
+            raise VerifyError(f"{self.name} returned {type(results).__name__} for the outputs, not arrays by name")
         for name, value in results.items():
             if not isinstance(value, np.ndarray) or value.dtype.kind in "OSUMm":
                 kind = value.dtype if isinstance(value, np.ndarray) else type(value).__name__
-                raise VerifyError(f"{self.name} gave {kind} for {name}, not an array of numbers")
+                raise VerifyError(f"{self.name} returned {kind} for {name}, not an array of numbers")
         return dict(results)
 
     def profile(self, file: Any, feeds: Mapping[str, np.ndarray]) -> list[Executed]:  # noqa: ANN401
@@ -156,7 +156,9 @@ class Runtime(ABC):
         with self._failures("cannot tell what it executed"):
             found = child_of(self).executed(file, feeds, self.timeout) if self._apart else self.executed(file, feeds)
         if not isinstance(found, list) or not all(isinstance(e, Executed) for e in found):
-            raise VerifyError(f"{self.name} gave {type(found).__name__} for what it executed, not a list of Executed")
+            raise VerifyError(
+                f"{self.name} reported {type(found).__name__} for what it executed, not a list of Executed"
+            )
         return found
 
     def race(self, files: Sequence[Any], feeds: Mapping[str, np.ndarray], *, as_is: bool = False) -> list[float]:

@@ -32,7 +32,9 @@ class Inductor(Runtime):
 
     def __init__(self) -> None:
         if not self.available():
-            raise MissingExtraError("inductor needs a C++ compiler to run a program: g++, clang++, or what CXX names")
+            raise MissingExtraError(
+                "inductor needs a C++ compiler to run a program: g++, clang++, or the one that CXX names"
+            )
         self._compiled: dict[str, _Compiled] = {}
 
     @classmethod

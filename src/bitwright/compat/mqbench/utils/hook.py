@@ -31,7 +31,7 @@ class DataSaverHook:
         if self.store_output:
             self.output_store = output_batch
         if self.stop_forward:
-            raise StopForwardException("a DataSaverHook has what it wants: catch this around the model's call")
+            raise StopForwardException("a DataSaverHook is done: catch this around the model's call")
 
 
-__getattr__ = refuse(__name__, {"PerChannelLoadHook": "quantizers load scales of any number of channels by themselves"})
+__getattr__ = refuse(__name__, {"PerChannelLoadHook": "quantizers load scales of any number of channels on their own"})

@@ -12,7 +12,9 @@ def clip(x: Tensor, clip_value_min: Tensor | float, clip_value_max: Tensor | flo
     ends = [torch.as_tensor(end, device=x.device) for end in (clip_value_min, clip_value_max)]
     for end in ends:
         if end.requires_grad and end.numel() != 1:
-            raise ConfigError(f"an end of clip that is learned must be one number, not of shape {tuple(end.shape)}")
+            raise ConfigError(
+                f"an end of clip that is learned must be one number, not a tensor of shape {tuple(end.shape)}"
+            )
     return amax.clip(x, *ends)
 
 

@@ -52,10 +52,10 @@ def group_parameters(
     groups: list[dict[str, Any]] = []
     for number, patterns in enumerate(patterns_list):
         if isinstance(patterns, str):
-            raise TypeError(f"patterns_list is a list of lists of patterns: write [[{patterns!r}]]")
+            raise TypeError(f"patterns_list must be a list of lists of patterns: write [[{patterns!r}]]")
         chosen = [p for p in match_parameters(model, patterns) if p not in taken]
         if not chosen:
-            raise ConfigError(f"no parameter that is left matches the patterns {list(patterns)} of group {number}")
+            raise ConfigError(f"no remaining parameter matches the patterns {list(patterns)} of group {number}")
         taken.update(chosen)
         groups.append({"params": chosen})
     for key, values in settings.items():

@@ -35,12 +35,12 @@ class LayerRegistry(Registry[type[nn.Module]]):
         """
         if name is not None and not isinstance(name, str):
             raise ConfigError(
-                f"the name of a {self.kind} is a str, not {name!r}: write register_module(), with brackets"
+                f"the name of a {self.kind} must be a str, not {name!r}: write register_module(), with brackets"
             )
 
         def decorate(cls: C) -> C:
             if not isinstance(cls, type) or not issubclass(cls, nn.Module):
-                raise ConfigError(f"a {self.kind} is a class derived from nn.Module, not {cls!r}")
+                raise ConfigError(f"a {self.kind} must be a class derived from nn.Module, not {cls!r}")
             key = name or cls.__name__
             present = self._items.get(key)
             gives_way = present is not None and present.__module__.startswith(_OWN) and key not in self._replaced
@@ -60,7 +60,7 @@ class LayerRegistry(Registry[type[nn.Module]]):
     def class_of(self, cfg: object, where: str = "") -> type[nn.Module]:
         """The class that ``cfg["type"]`` names, or is."""
         if not isinstance(cfg, Mapping) or "type" not in cfg:
-            raise ConfigError(f"{where}a {self.kind} is described by a dict with the key 'type', not by {cfg!r}")
+            raise ConfigError(f"{where}a {self.kind} needs a dict with the key 'type', not {cfg!r}")
         wish = cfg["type"]
         return wish if isinstance(wish, type) else self.get(wish)
 

@@ -122,12 +122,14 @@ def _checked(layer: str, options: Options) -> Options:
         if isinstance(field.default, bool):
             flag(layer, field.name, value)
     if not isinstance(options.q_mode, Qmodes):
-        raise ConfigError(f"q_mode of {layer} is Qmodes.layer_wise or Qmodes.kernel_wise, not {options.q_mode!r}")
+        raise ConfigError(f"q_mode of {layer} must be Qmodes.layer_wise or Qmodes.kernel_wise, not {options.q_mode!r}")
     for name in ("num_bit_w", "num_bit_a"):
         bits = getattr(options, name)
         if not isinstance(bits, int) or isinstance(bits, bool) or not (2 <= bits <= 16 or bits == FLOAT_BITS):
-            raise ConfigError(f"{name} of {layer} is from 2 to 16, or {FLOAT_BITS} for float, not {bits!r}")
+            raise ConfigError(f"{name} of {layer} must be from 2 to 16, or {FLOAT_BITS} for float, not {bits!r}")
     for name in ("init_method_w", "init_method_a"):
         if getattr(options, name) not in (1, 2, 3):
-            raise ConfigError(f"{name} of {layer} is 1 (LSQ+), 2 (LSQ) or 3 (search), not {getattr(options, name)!r}")
+            raise ConfigError(
+                f"{name} of {layer} must be 1 (LSQ+), 2 (LSQ) or 3 (search), not {getattr(options, name)!r}"
+            )
     return options

@@ -60,7 +60,7 @@ class CfgNode(ConfigDict):
     def merge_from_list(self, cfg_list: list[Any]) -> None:
         """Take over keys and values in turn: ``["W.QUANTIZER.BIT", 4]``."""
         if len(cfg_list) % 2:
-            raise ConfigError(f"merge_from_list takes keys and values in turn, not {cfg_list!r}")
+            raise ConfigError(f"merge_from_list takes alternating keys and values, not {cfg_list!r}")
         for key, value in zip(cfg_list[::2], cfg_list[1::2], strict=True):
             for part in reversed(str(key).split(".")):
                 value = {part: value}

@@ -95,7 +95,7 @@ class Arithmetic:
             return "its constant is not a float tensor"
         wide = {d - len(shape): size for d, size in enumerate(shape) if size != 1}
         fits = len(shape) <= len(full) and (not wide or wide == {axis: full[axis]})
-        return None if fits else "its constant differs along other axes than the layer's channels"
+        return None if fits else "its constant varies along axes other than the layer's channels"
 
 
 def _is_number_or_constant(value: Any) -> bool:

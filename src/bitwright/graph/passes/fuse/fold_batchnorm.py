@@ -110,13 +110,13 @@ def _is_layer(node: fx.Node, module: Any) -> bool | str:
 def _why_other_axis(layer: fx.Node, module: Any) -> str | None:
     if not isinstance(module, nn.Linear) or len(shape_of(layer) or ()) == 2:
         return None
-    return "it normalises another axis than the one the linear layer produces"
+    return "it normalises an axis other than the one the linear layer produces"
 
 
 def _function_fold(model: nn.Module, node: fx.Node) -> FunctionFold | str:
     """A call of ``F.batch_norm`` as a fold, or why it is not one."""
     if argument(node, 5, "training", False) is not False:
-        return "it normalises by the statistics of the batch"
+        return "it normalises by batch statistics"
     present = {name: given for name, at in _TENSORS.items() if (given := argument(node, at, name)) is not None}
     if moving := [name for name, tensor in present.items() if not is_constant(tensor)]:
         return f"its {moving[0]} is computed from the input"

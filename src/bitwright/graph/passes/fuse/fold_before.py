@@ -84,7 +84,7 @@ class ReplacePattern(FoldPattern):
         if reason is None:
             ratio = _spread(self._fold(before, modules["before"], modules["layer"]), modules["layer"])
             alike = answers_of(self.model).setdefault(f"fold {before.name} into {layer.target}", ratio <= self.spread)
-            reason = None if alike else f"its factors differ {ratio:.0f} times"
+            reason = None if alike else f"its factors differ by up to {ratio:.0f} times"
         return True if reason is None else f"{node_name(before)} into {layer.target}, {reason}"
 
     def _why_apart(self, before: fx.Node, layer: fx.Node, modules: dict[str, Any]) -> str | None:
@@ -108,7 +108,7 @@ class ReplacePattern(FoldPattern):
         if modules["before"].running_mean is None:
             return "it has no running statistics"
         if len(shape_of(before) or ()) + axis != 1:
-            return "it normalises another axis than the one the layer sums over"
+            return "it normalises an axis other than the one the layer sums over"
         return _why_no_shift(modules["layer"])
 
 
@@ -129,6 +129,6 @@ def _why_no_shift(layer: Any) -> str | None:
     if isinstance(layer, nn.Linear):
         return None
     if layer.transposed:
-        return "a transposed convolution does not see its shift at every place alike"
+        return "a transposed convolution does not apply its shift equally everywhere"
     padded = layer.padding == "same" or (layer.padding != "valid" and any(layer.padding))
     return "the layer pads with zeros, which it would shift" if padded and layer.padding_mode == "zeros" else None

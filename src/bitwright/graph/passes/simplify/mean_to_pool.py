@@ -48,5 +48,5 @@ def _is_a_pool(node: fx.Node, _: Any) -> bool | str:
     if not isinstance(axes, tuple | list) or not all(isinstance(axis, int) for axis in axes):
         return "its dimensions are computed" if isinstance(axes, fx.Node) else False
     if sorted(axis % rank for axis in axes) != list(range(2, rank)):
-        return "it is not over all places of each channel"
+        return "it is not over all positions of each channel"
     return not any(user.target in _SUBTRACTIONS for user in node.users) or "it is subtracted"

@@ -71,7 +71,7 @@ class ReplacePattern(ReplacePatternBase):
         node = nodes_dict["product"]
         found = _linear(node)
         if not isinstance(found, _Linear):
-            raise TypeError(f"{node.name} was matched, and is no linear layer")
+            raise TypeError(f"{node.name} was matched, but is not a linear layer")
         build, layout = NodeBuilder(model, node), found.layout
         self.note(f"{node.name} is a linear layer")
         if found.call is None:
@@ -100,7 +100,7 @@ class ReplacePattern(ReplacePatternBase):
         back = follow(found.layout.from_matrix(), follow(found.layout.to_matrix(), constant))
         if back.stride() == constant.stride() or constant.is_contiguous():
             return True
-        return "its constant lies in memory in another order than a matrix of it"
+        return "its constant lies in memory in another order than its matrix"
 
 
 def _add(build: NodeBuilder, steps: Steps, node: fx.Node) -> fx.Node:
@@ -162,7 +162,7 @@ def _of_equation(node: fx.Node) -> _Linear | str | None:
     if not isinstance(equation, str) or not 0 < len(constants) < len(factors):
         return None
     if len(factors) != 2:
-        return "it has not two factors"
+        return "it does not have two factors"
     (position,) = constants
     x, constant = (factors[i] for i in (1 - position, position))
     shapes = [shape_of(factor) or () for factor in (x, constant)]

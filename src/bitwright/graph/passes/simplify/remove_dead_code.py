@@ -20,5 +20,5 @@ def remove_dead_code(model: CapturedModel) -> list[str]:
             removed.append(node)
     calls = [n.name for n in reversed(removed) if n.op != "get_attr" and facts(n).tensor is not None]
     rest = len(removed) - len(calls)
-    notes = [f"removed {name}, nobody reads it" for name in calls]
-    return notes + ([f"removed {rest} sizes and attributes that nobody reads"] if rest else [])
+    notes = [f"removed {name}, which nothing reads" for name in calls]
+    return notes + ([f"removed {rest} sizes and attributes that nothing reads"] if rest else [])

@@ -43,7 +43,7 @@ class ReplacePattern(ReplacePatternBase):
             return "it writes into a tensor that others read"
         if not isinstance(module, nn.Module):
             idle = argument(node, 2, "training", True) is False or argument(node, 1, "p", 0.5) == 0
-            return idle or "it drops in evaluation too"
+            return idle or "it is active in evaluation too"
         if has_hooks(module):
             return "it has hooks"
         return self.trained or getattr(module, "p", 0) == 0 or "training needs it"

@@ -77,8 +77,8 @@ def _may_be_split(node: fx.Node, called: Any) -> bool | str:
 
 def _function_may_be_split(given: dict[str, Any]) -> bool | str:
     if given["training"] is not False and given["dropout_p"] != 0:
-        return "it drops in evaluation too"
-    return (given["static_k"] is None and given["static_v"] is None) or "its keys or values are given already"
+        return "it is active in evaluation too"
+    return (given["static_k"] is None and given["static_v"] is None) or "its keys or values are passed in already"
 
 
 def _module_may_be_split(module: nn.MultiheadAttention) -> bool | str:

@@ -57,7 +57,7 @@ class ReplacePattern(ReplacePatternBase):
         """Say which of the names to keep are unknown."""
         for name in self.keep:
             if name not in self.found:
-                self.note(f"not kept: {name}, no recurrent module has this name{suggest(name, self.found)}")
+                self.note(f"not kept: {name}, no recurrent module has that name{suggest(name, self.found)}")
 
     def _may_be_swapped(self, node: fx.Node, module: Any) -> bool | str:
         self.found.add(str(node.target))

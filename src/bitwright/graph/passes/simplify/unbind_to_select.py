@@ -66,7 +66,7 @@ class ReplacePattern(ReplacePatternBase):
         source, position = argument(node, 0, "input"), 1 if node.target in _UNBIND else 2
         shape, dimension = shape_of(source), argument(node, position, "dim", 0)
         if shape is None or "tensor" in node.kwargs:
-            return "what it takes apart is not known"
+            return "what it splits is not known"
         if not isinstance(dimension, int):
             return "its dimension is computed"
         if node.target in _UNBIND:
@@ -102,4 +102,4 @@ def _lengths(node: fx.Node, size: int | None) -> list[int] | str:
 
 
 def _divided(size: int, step: int) -> list[int] | str:
-    return [min(step, size - start) for start in range(0, size, step)] if step else "it divides nothing"
+    return [min(step, size - start) for start in range(0, size, step)] if step else "nothing is divided"
