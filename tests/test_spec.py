@@ -115,7 +115,7 @@ def test_a_spec_is_frozen_and_changed_by_copy():
             "unknown word 'symetric' in the spec .* did you mean 'symmetric'",
         ),
         ("int8 chanel:0", UnknownNameError, "unknown word 'chanel:0' .* did you mean 'channel:0'"),
-        ("int8 symmetric affine", ConfigError, "asks for both symmetric and affine"),
+        ("int8 symmetric affine", ConfigError, "has both symmetric and affine"),
         ("int8 tensor channel:0", ConfigError, "names more than one granularity: tensor, channel:0"),
         ("int8 tensor:1", ConfigError, "cannot read 'tensor:1' .* write 'tensor', 'channel:AXIS' or 'group"),
         ("int8 channel:0:1", ConfigError, "cannot read 'channel:0:1'"),

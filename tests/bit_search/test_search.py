@@ -164,10 +164,10 @@ def test_wrong_tables_of_latency():
     good = {name: {4: 1.0, 8: 2.0} for name in names}
     wrong = [
         ({}, "has no 4 bits for '0', only none"),
-        ({**good, "1": {4: 1.0}}, "has '1', which is not a layer"),
+        ({**good, "1": {4: 1.0}}, "names '1', which is not a layer"),
         ({**good, "0": {8: 1.0}}, "has no 4 bits for '0', only 8"),
         ({**good, "0": {4: -1.0, 8: 1.0}}, "a number of seconds, not -1.0"),
-        (None, "needs the table latency="),
+        (None, "the table latency="),
     ]
     for table, words in wrong:
         with pytest.raises(ConfigError, match=words):

@@ -35,7 +35,7 @@ def test_a_rounding_that_only_reconstruction_teaches_is_named(method, word, capl
         bw.calibrate(model, [x])
         bw.calibrate(model, [x])
     note = (
-        f"{method} was asked for 2 tensors (the first is 0.weight), but calibration alone rounds them to nearest: "
+        f"{method} was chosen for 2 tensors (the first is 0.weight), but calibration alone rounds them to nearest: "
         f"bw.reconstruct(model, batches, method={word!r}) learns the rounding"
     )
     assert [record.getMessage() for record in caplog.records] == [note, note]

@@ -135,7 +135,7 @@ def test_an_observer_that_does_not_say_what_it_keeps_is_refused_first(tmp_path):
         def range(self):
             return -self.top, self.top
 
-    with pytest.raises(ConfigError, match="Secret does not say what it keeps"):
+    with pytest.raises(ConfigError, match="Secret does not define what it keeps"):
         bw.calibrate(prepared("SecretObserver"), stopping(data(), 0), checkpoint=tmp_path)
 
 

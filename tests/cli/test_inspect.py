@@ -64,7 +64,7 @@ def test_inspect_says_how_to_give_example_inputs(refused, here):
         ),
         (
             ["--shape", "1,3,8,8", "--data", "nets:empty"],
-            "give one of --example, --data and --shape",
+            "give only one of --example, --data and --shape",
         ),
         (["--data", "nets:empty"], "--data nets:empty is empty: it yielded no batch"),
         (["--data", "nets:number"], "must return an iterable of batches, not int"),

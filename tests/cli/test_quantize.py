@@ -119,7 +119,7 @@ def test_ctrl_c_leaves_everything_as_it_was(here, existing):
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (130, "")
-    assert err.startswith("bitwright: interrupted: nothing half-written was left behind; a calibration goes on with")
+    assert err.startswith("bitwright: interrupted: no half-written files were left behind; --resume continues")
     left = {p.name for p in here.rglob("*") if "__pycache__" not in p.parts} - {
         "nets.py",
         "calibrating",

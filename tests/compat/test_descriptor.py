@@ -124,7 +124,7 @@ def test_fp8_specs():
         ({"num_bits": (4, 3), "unsigned": True}, ConfigError, r"\(4, 3\) is a signed format: unsigned must be False"),
         ({"num_bits": (4, 3), "fake_quant": False}, ConfigError, r"\(4, 3\) has no integers: fake_quant must be True"),
         ({"axis": 1.5}, TypeError, "axis must be None, an integer or several, not 1.5"),
-        ({"axis": (0, 0)}, ConfigError, r"axis \(0, 0\) names an axis twice"),
+        ({"axis": (0, 0)}, ConfigError, r"axis \(0, 0\) has an axis twice"),
         ({"amax": -1.0}, ValueError, "Negative values in amax: the lowest is -1"),
         ({"amax": [1.0, float("nan")]}, ConfigError, "amax must be finite and not empty"),
         ({"amax": []}, ConfigError, "amax must be finite and not empty"),
@@ -150,7 +150,7 @@ def test_yaml_refusals():
         QuantDescriptor.from_yaml("{a: [")
     with pytest.raises(TypeError, match="has no 'bits'"):
         QuantDescriptor.from_yaml("bits: 8")
-    with pytest.raises(ConfigError, match=r"axis \(0, 1\) keeps ranges along several axes, and a spec has one axis"):
+    with pytest.raises(ConfigError, match=r"axis \(0, 1\) keeps ranges along several axes, but a spec has at most one"):
         _ = QuantDescriptor(axis=(0, 1)).spec
 
 

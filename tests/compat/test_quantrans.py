@@ -331,7 +331,11 @@ def test_the_registry_lists_what_there_is():
         ("LSQConv2d", {"bSetQ": "yes"}, r"the option bSetQ of LSQConv2d must be True or False, not 'yes'"),
         ("LSQConv2d", {"q_mode": 2}, r"q_mode of LSQConv2d must be Qmodes.layer_wise or Qmodes.kernel_wise, not 2"),
         ("DSQConv", {"bias_quant": True}, r"DSQConv supports bias_quant=False only, not True: leave it out"),
-        ("LSQDPlusConv2d", {"init_method_a": 4}, r"init_method_a of LSQDPlusConv2d is 1 \(LSQ\+\), 2 \(LSQ\) or 3"),
+        (
+            "LSQDPlusConv2d",
+            {"init_method_a": 4},
+            r"init_method_a of LSQDPlusConv2d must be 1 \(LSQ\+\), 2 \(LSQ\) or 3",
+        ),
     ],
 )
 def test_arguments_that_cannot_be(name, options, message):
@@ -342,7 +346,7 @@ def test_arguments_that_cannot_be(name, options, message):
 def test_names_and_data_that_cannot_be():
     with pytest.raises(UnknownNameError, match=r"unknown quantized layer 'LSQConv': did you mean 'LSQConv2d'"):
         build_quanlayer({"type": "LSQConv"})
-    with pytest.raises(ConfigError, match=r"described by a dict with the key 'type', not by \{'num_bit_w': 3\}"):
+    with pytest.raises(ConfigError, match=r"needs a dict with the key 'type', not \{'num_bit_w': 3\}"):
         build_quanlayer({"num_bit_w": 3})
     with pytest.raises(ConfigError, match=r"derived from nn.Module, not <function"):
         QUANLAYERS.register_module()(make)

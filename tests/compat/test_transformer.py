@@ -256,13 +256,13 @@ class Transposed(nn.Linear):
     [
         (policy(type="mTransformerV3"), r"unknown model transformer 'mTransformerV3': did you mean 'mTransformerV2'"),
         (policy(quan_polcy={}), r"mTransformerV2 has no argument 'quan_polcy': did you mean 'quan_policy'"),
-        ({"quan_policy": {}}, r"a model transformer is described by a dict with the key 'type'"),
+        ({"quan_policy": {}}, r"a model transformer needs a dict with the key 'type'"),
         (policy(quan_policy={"Conv2D": {"type": "DSQConv"}}), r"torch.nn has no layer 'Conv2D': did you mean 'Conv2d'"),
         (policy(quan_policy={"functional": {"type": "DSQConv"}}), r"torch.nn has no layer 'functional'"),
         (policy(quan_policy={"Conv2d": {"type": "DSQConvv"}}), r"unknown quantized layer 'DSQConvv': .*'DSQConv'"),
         (
             policy(quan_policy={"Conv2d": "DSQConv"}),
-            r"'Conv2d': a quantized layer is described by a dict",
+            r"'Conv2d': a quantized layer needs a dict",
         ),
         (policy(quan_policy={"Conv2d": {"type": "LSQConv2d", "num_bits_w": 3}}), r"'num_bits_w': did you mean"),
         (
@@ -360,7 +360,7 @@ def test_the_random_numbers_of_the_user_are_not_used_up():
         ("y = 1\nx = {[1]}", r"quant.py:2: a list, set or dict cannot be a key"),
         ("x = {'a': {(1, [2]): 3}}", r"quant.py:1: a list, set or dict cannot be a key"),
         ("x = __import__('os').name", r"quant.py:1: .* is not allowed"),
-        ("x = torch.nn.Conv2d", r"quant.py:1: the name 'torch.nn.Conv2d' means nothing in a config"),
+        ("x = torch.nn.Conv2d", r"quant.py:1: the name 'torch.nn.Conv2d' is not known in a config"),
         ("x = Qmodes.kernelwise", r"quant.py:1: Qmodes has no 'kernelwise': did you mean 'kernel_wise'"),
         ("_base_ = 'other.py'", r"has '_base_', which is not read"),
     ],

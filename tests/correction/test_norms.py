@@ -123,5 +123,5 @@ def test_refusals():
     with pytest.raises(CalibrationError, match="the data is empty"):
         bw.reestimate_norms(model, iter([]))
     flat = calibrated(trained(nn.Sequential(nn.Conv2d(3, 4, 10), nn.BatchNorm2d(4))))
-    with pytest.raises(CalibrationError, match="one value for each channel of a BatchNorm: give larger batches"):
+    with pytest.raises(CalibrationError, match="only one value per channel of a BatchNorm: use larger batches"):
         bw.reestimate_norms(flat, data(1, 1))

@@ -131,7 +131,7 @@ def test_bundles_that_were_changed_are_refused(
     file = copied(bundle, tmp_path)
     side = file.with_suffix(".encodings")
     whole = side.read_text()
-    changed = "changed after Bitwright wrote it, or belongs to another model"
+    changed = "changed after Bitwright wrote it, or belongs to a model other"
     side.write_text(whole.replace('"scale": 0.0', '"scale": 0.1', 1))
     with pytest.raises(VerifyError, match=changed):
         bw.verify(model, file, [x])
@@ -157,7 +157,7 @@ def test_bundle_with_the_ranges_of_another_model_is_refused(
     with pytest.raises(VerifyError, match="the model has changed since it was exported"):
         bw.verify(snpe[0], file, [x])
     file.path.with_suffix(".encodings").write_bytes(bundle.with_suffix(".encodings").read_bytes())
-    with pytest.raises(VerifyError, match="belongs to another model"):
+    with pytest.raises(VerifyError, match="belongs to a model other"):
         bw.verify(other, file, [x])
 
 
@@ -185,7 +185,7 @@ def mutations(data: dict) -> dict[str, tuple[dict, str]]:
     stranger["activation_encodings"]["y"] = stranger["activation_encodings"]["x"]
     return {
         "version": ({**data, "version": "0.5"}, r"version is '0.5', not '0.6.1'"),
-        "key": ({**data, "more": 1}, "more should not be there"),
+        "key": ({**data, "more": 1}, "more is unexpected"),
         "text": (changed(is_symmetric=False), r"x\[0\].is_symmetric is False, not one of 'True', 'False'"),
         "sign": (changed(offset=41), r"x\[0\].offset is 41, more than 0"),
         "scale": (changed(scale=-1.0), r"x\[0\].scale is -1.0, not more than 0"),
@@ -252,7 +252,7 @@ def test_files_of_ranges_are_as_their_makers_describe_them() -> None:
         ("tengine", "", "none for 'x'"),
         ("vitis", '{"param": {}, "output": {"x": [[8, 4.5]]}, "input": {}}', r"output.x\[0\]\[1\] is 4.5"),
         ("vitis", '{"param": {}, "output": {}}', "lacks 'input'"),
-        ("ppl", '{"quant_info": {}, "op_info": {}, "more": {}}', "more should not be there"),
+        ("ppl", '{"quant_info": {}, "op_info": {}, "more": {}}', "more is unexpected"),
         ("stpu", '{"x": {"min": -1.0, "max": 2.0}}', "'x' that is not symmetric"),
         ("stpu", '{"x": {"min": -1.0', "is not JSON"),
     ],

@@ -86,7 +86,7 @@ NEEDS_A_SIZE: dict[str, tuple[nn.Module, str]] = {
     "average": (nn.AvgPool2d(2, ceil_mode=True), "a pool with ceil_mode"),
     "along one dimension": (nn.Sequential(nn.Flatten(2), nn.AvgPool1d(2, ceil_mode=True)), "a pool with ceil_mode"),
     "adaptive": (nn.AdaptiveAvgPool2d(3), "an adaptive pool"),
-    "nearest": (nn.Upsample(scale_factor=1.3), "interpolation by such a factor"),
+    "nearest": (nn.Upsample(scale_factor=1.3), "interpolation by this factor"),
     "adaptive largest": (nn.AdaptiveMaxPool2d((3, 1)), "an adaptive pool"),
 }
 

@@ -122,7 +122,7 @@ def test_what_users_ask_for():
 
     found, model = entry(backend="onnxruntime")
     assert (found.verdict.value, found.weight) == ("integer", "int7 symmetric narrow channel:0")
-    assert "found while it runs" in found.reason
+    assert "found as it runs" in found.reason
     found, model = entry(backend="onnxruntime", skip=["rnn"])
     assert (found.verdict.value, found.reason) == ("float", "skipped by the rule 'rnn'")
     assert type(model.rnn) is nn.LSTM

@@ -83,7 +83,7 @@ def test_weights_of_nnie_are_what_its_levels_give(tmp_path: Path) -> None:
         assert np.abs(steps - np.rint(steps)).max() < 1e-4
     with torch.no_grad():
         model.get_submodule("stem").weight_quantizer.set_range(-50, 50)
-    with pytest.raises(ExportError, match=r"NNIE takes the largest magnitude of weights .* stem.weight"):
+    with pytest.raises(ExportError, match=r"NNIE uses the largest magnitude of weights .* stem.weight"):
         bw.export(model, tmp_path / "net.onnx")
 
 
@@ -160,7 +160,7 @@ def test_steps_and_exponents_of_stpu_follow_from_its_ranges(tmp_path: Path) -> N
         "has the alpha": ("stem_bias", {"alpha": 1.0}),
         "has the emin 3": ("stem", {"emin": 3}),
         "has no step for the bias": ("stem_bias", None),
-        "'stem' that is not that of 'relu'": ("stem", {"max": 1.0}),
+        "gives 'stem' and 'relu' different ranges": ("stem", {"max": 1.0}),
     }
     for message, (name, change) in mistakes.items():
         wrong = {n: dict(e) for n, e in data.items() if n != name or change is not None}

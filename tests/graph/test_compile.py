@@ -212,7 +212,7 @@ def test_guards_hold():
     torch._dynamo.reset()
     compiled = torch.compile(model, backend="aot_eager")
     assert equal_bits(compiled, model, *(image(2, size) for size in (8, 9, 10, 6)))
-    with pytest.raises(CaptureError, match="take another way through the model"):
+    with pytest.raises(CaptureError, match="take another path through the model"):
         compiled(image(2, 12))
     with pytest.raises(TypeError, match="unexpected keyword argument 'flog'"):
         compiled(image(), flog=False)

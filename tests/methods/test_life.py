@@ -304,9 +304,7 @@ def test_levels_that_are_not_evenly_spaced_have_places_in_a_table():
         assert places.dtype == torch.uint8
         assert int(places.max()) < len(quantizer.method.levels()) <= 16
         assert torch.equal(quantizer.values(places), quantizer(x).detach())
-    with pytest.raises(
-        ConfigError, match=r"FixedFakeQuantize does not say which levels it has: write levels\(\) and unit"
-    ):
+    with pytest.raises(ConfigError, match=r"FixedFakeQuantize does not define its levels: write levels\(\) and unit"):
         METHODS.get("fixed")(QuantSpec.parse("int4")).levels()
 
 

@@ -144,9 +144,7 @@ def test_calls_of_one_layer_with_different_rules():
     model = bw.prepare(Twice(), image(), recipe={"rules": [{"match": "node:conv_1", "skip": True}]})
     first, _, second = bw.ledger_of(model).entries
     assert (first.verdict, second.verdict) == (Verdict.INTEGER, Verdict.FLOAT)
-    assert second.reason == (
-        "skipped by the rule 'node:conv_1', but its weight is quantized, as another call of it has it"
-    )
+    assert second.reason == ("skipped by the rule 'node:conv_1', but its weight is quantized for another call")
     assert [t for t, _, _ in placed(model)] == ["x", "conv"]
 
 

@@ -90,7 +90,7 @@ def test_work_has_an_end():
         ("(a)?(?(1)b|c)", "depends on a group"),
         ("(?>a*)b", "has an atomic group"),
         ("a*+b", "has a possessive repetition"),
-        ("(?x) a b", "spread out by the flag x"),
+        ("(?x) a b", "it uses the flag x"),
     ],
 )
 def test_what_cannot_be_matched_so_is_refused(text, message):

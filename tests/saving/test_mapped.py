@@ -156,7 +156,9 @@ def test_what_cannot_be_mapped_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"weight is on the meta device, where it has no values: bw\.map_weights"):
         bw.prepare(on_meta(lambda: nn.Linear(4, 4)), torch.ones(1, 4))
     bw.save(bw.prepare(nn.Linear(4, 4), torch.ones(1, 4)), tmp_path / "m")
-    with pytest.raises(SaveError, match=r"on the meta device, is not what was saved: weight is float32\[5, 4\]"):
+    with pytest.raises(
+        SaveError, match=r"on the meta device, does not match what was saved: weight is float32\[5, 4\]"
+    ):
         bw.load(tmp_path / "m", lambda: on_meta(lambda: nn.Linear(4, 5)))
 
 

@@ -182,7 +182,7 @@ def test_what_cannot_be_trained_is_refused():
         bw.train(copy.deepcopy(model), data, lambda p, _: p.sum() * float("nan"))
     other, batches = calibrated("residual")
     bw.reconstruct(other, batches, steps=30, lr=0.1)
-    with pytest.raises(ConfigError, match="train before that"):
+    with pytest.raises(ConfigError, match="train first"):
         bw.train(other, data, F.cross_entropy)
 
 

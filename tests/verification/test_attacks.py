@@ -53,7 +53,7 @@ def test_runtime_that_gives_no_arrays(several, kind: str) -> None:
 
 
 WRONG = {
-    "floats for integers": (each(lambda v: v.astype(np.float32)), "gives it out as float32, not as integers"),
+    "floats for integers": (each(lambda v: v.astype(np.float32)), "exposes it as float32, not as integers"),
     "fractions": (each(lambda v: v + 0.4 if v.dtype.kind in "iu" else v), "not as integers"),
     "integers that wrap": (
         each(lambda v: v.astype(np.int64) + 2**32 if v.dtype.kind in "iu" else v),

@@ -113,7 +113,7 @@ def test_runtime_that_the_file_is_not_made_for_is_a_note(tmp_path: Path) -> None
     file = bw.export(model, tmp_path / "joins.onnx")
     proof = bw.verify(model, file, [x], latency=False)
     assert (proof.verdict, list(proof.runtimes)) == ("verified in onnxruntime", ["onnxruntime"])
-    assert [n for n in proof.notes if n.startswith("not verified in openvino, which this file is not made for")]
+    assert [n for n in proof.notes if n.startswith("not verified in openvino, which this file was not made for")]
     asked = bw.verify(model, file, [x], latency=False, runtimes=["openvino"])
     assert asked.ok is False
     assert asked.runtimes["openvino"].largest > 1

@@ -75,4 +75,4 @@ def test_what_a_format_cannot_say_is_told(tmp_path, caplog, monkeypatch):
         *_, path = deployed("Tensorrt", tmp_path, spoil=True)
     assert path.exists()
     assert not (tmp_path / CLIPPED[0]).exists()
-    assert "net_deploy_model.onnx is not written: TensorRT takes the largest magnitude over 127" in caplog.text
+    assert "net_deploy_model.onnx is not written: TensorRT uses the largest magnitude over 127" in caplog.text

@@ -192,7 +192,7 @@ class Branches(Rows):
 def test_a_first_call_that_would_change_the_parameters_is_refused(x):
     made = prepare_by_platform(Branches(), "Tensorrt")
     for _ in range(2):
-        with pytest.raises(ConfigError, match=r"make another graph than .* and other Parameters"):
+        with pytest.raises(ConfigError, match=r"lead to a different graph than .* and other Parameters"):
             made(x)
     assert made(x[:2]).shape == (2, 4, 6, 6)
 

@@ -49,9 +49,12 @@ BAD = [
     ),
     (
         config(extra_quantizer_dict={"additional_module_type": "Upsample"}),
-        r"has module classes such as torch.nn.Upsamp",
+        r"must hold module classes such as torch.nn.Upsamp",
     ),
-    (config(extra_quantizer_dict={"exclude_function_type": [nn.ReLU]}), r"has functions such as operator.add, not"),
+    (
+        config(extra_quantizer_dict={"exclude_function_type": [nn.ReLU]}),
+        r"must hold functions such as operator.add, not",
+    ),
     (config(extra_quantizer_dict={"exclude_node_name": {"a": 1}}), r"exclude_node_name must be a list, not"),
     (
         config(preserve_attr={"": ["func3"]}),
@@ -81,7 +84,7 @@ BAD = [
     ),
     (
         config(extra_fuse_dict={"additional_qat_module_mapping": {nn.Conv2d: 3}}),
-        r"maps module classes to module classes",
+        r"must map module classes to module classes",
     ),
     (
         config(extra_fuse_dict={"additional_fuser_method_mapping": {(nn.Conv2d, nn.BatchNorm2d): lambda a, b: None}}),

@@ -37,7 +37,7 @@ def test_the_config_node(tmp_path):
     assert (_C.W.QUANTIZER.BIT, _C.SCHEDULE.FUSE_BN) == (-1, False)
     with pytest.raises(ConfigError, match="has no key 'BITS': did you mean 'BIT'"):
         cfg.merge_from_list(["W.QUANTIZER.BITS", 4])
-    with pytest.raises(ConfigError, match="keys and values in turn"):
+    with pytest.raises(ConfigError, match="alternating keys and values"):
         cfg.merge_from_list(["BACKEND"])
 
 

@@ -83,7 +83,7 @@ CASES = [
 def test_inputs_that_take_another_way_are_refused(body, offset, reader, other):
     model = Net(body).eval()
     quantized = prepared(model, image(2, 8), image(2, 8))
-    message = rf"take another way .* {re.escape(reader)} at {line_of(body, offset)} gives .*, and gave .* when"
+    message = rf"take another path .* {re.escape(reader)} at {line_of(body, offset)} gives .*, and gave .* when"
     with pytest.raises(CaptureError, match=message):
         quantized(image(*other))
     (decision,) = {(d.reader, d.where) for d in bw.ledger_of(quantized).guards}
@@ -132,7 +132,7 @@ def test_guards_survive_dead_code_elimination_and_copies():
     region = capture_model(model, image(2, 8)).regions[""]
     region.graph.eliminate_dead_code()
     region.recompile()
-    with pytest.raises(CaptureError, match="take another way"):
+    with pytest.raises(CaptureError, match="take another path"):
         region(image(2, 12))
     assert sum(is_guard(n) for n in region.graph.nodes) == 1
 
@@ -155,7 +155,7 @@ def test_nested_numbers_and_texts_of_the_inputs_are_checked():
     example = {"x": torch.randn(2, 3), "mode": "relu", "flag": True, "n": 2, "mask": None}
     quantized = prepared(model, (example,), ({**example, "x": torch.randn(4, 3), "n": 5},))
     for change in ({"mode": "tanh"}, {"flag": False}):
-        with pytest.raises(CaptureError, match="take another way through the model"):
+        with pytest.raises(CaptureError, match="take another path through the model"):
             quantized({**example, **change})
 
 

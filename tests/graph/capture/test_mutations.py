@@ -217,5 +217,5 @@ def test_another_key_is_refused_where_python_asked(body, other, said):
     x = image()
     quantized = bw.prepare(Net(body).eval(), ({"x": x},))
     quantized({"x": x})
-    with pytest.raises(CaptureError, match=f"take another way through the model than the example inputs: {said}"):
+    with pytest.raises(CaptureError, match=f"take another path through the model than the example inputs: {said}"):
         quantized({"x": x, **other})

@@ -139,7 +139,7 @@ def test_a_module_compiled_in_place_is_captured():
 
 
 def test_scripted_modules_are_refused_or_leaves():
-    with pytest.raises(ConfigError, match=r"TorchScript, whose code cannot be captured: give the nn.Module that it"):
+    with pytest.raises(ConfigError, match=r"whose code cannot be captured: give the nn.Module that it"):
         bw.prepare(torch.jit.script(nn.Sequential(nn.Conv2d(3, 4, 1))), image())
     scripted = torch.jit.script(nn.Sequential(nn.Conv2d(4, 4, 1), nn.ReLU()))
     quantized = prepared(nn.Sequential(nn.Conv2d(3, 4, 1), scripted), image(), image(4))

@@ -255,7 +255,7 @@ def node(name="a", inputs=(), op_type=torch.relu, *rest):
     ("make", "message"),
     [
         (lambda: Pattern([]), "needs at least one MatcherNode"),
-        (lambda: Pattern(["a"]), "consists of MatcherNodes, not 'a'"),
+        (lambda: Pattern(["a"]), "must consist of MatcherNodes, not 'a'"),
         (lambda: node(""), "name must be a non-empty string, not ''"),
         (lambda: node(inputs="xy"), "inputs of 'a' must be a list of names or None, not the string 'xy'"),
         (lambda: node(inputs=[3]), "inputs of 'a' must be names or None, not 3"),
@@ -273,16 +273,16 @@ def node(name="a", inputs=(), op_type=torch.relu, *rest):
             lambda: Pattern([node("one"), node("b", ["ome"])]),
             "'ome' of 'b' is not a node of the .*: did you mean 'one'",
         ),
-        (lambda: Pattern([node("a", ["b"]), node("b", ["a"])]), "round in a circle: 'a', 'b'"),
-        (lambda: Pattern([node("a", ["a"])]), "round in a circle: 'a'"),
-        (lambda: Pattern([node(n) for n in "ab"]), r"falls apart into \(a\) and \(b\); join them"),
+        (lambda: Pattern([node("a", ["b"]), node("b", ["a"])]), "form a cycle: 'a', 'b'"),
+        (lambda: Pattern([node("a", ["a"])]), "form a cycle: 'a'"),
+        (lambda: Pattern([node(n) for n in "ab"]), r"in separate pieces, \(a\) and \(b\); join them"),
         (
             lambda: Pattern([node("a"), node("b", ["a"]), node("c"), node("d", ["c"])]),
-            r"falls apart into \(a, b\) and \(c, d\)",
+            r"in separate pieces, \(a, b\) and \(c, d\)",
         ),
         (lambda: Pattern([node()], [(("a", "c"), print)]), "a joint checker names .c., not a node of the pattern"),
         (lambda: Pattern([node()], ["a"]), r"a joint checker must be a tuple \(names, function\), not 'a'"),
-        (lambda: Pattern([node()], [("a", 3)]), r"a joint checker is a tuple .* not \('a', 3\)"),
+        (lambda: Pattern([node()], [("a", 3)]), r"a joint checker must be a tuple .* not \('a', 3\)"),
     ],
 )
 def test_patterns_that_cannot_be_are_refused(make, message):

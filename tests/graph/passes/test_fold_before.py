@@ -54,7 +54,7 @@ def test_what_stands_before_a_layer(body, layer, x, count):
     ("body", "layer", "note"),
     [
         (lambda self, x: self.a(self.bn(x)), lambda: nn.Conv2d(6, 4, 3, padding=1), "pads with zeros"),
-        (lambda self, x: self.a(x + 1.0), lambda: nn.ConvTranspose2d(6, 4, 3), "does not see its shift"),
+        (lambda self, x: self.a(x + 1.0), lambda: nn.ConvTranspose2d(6, 4, 3), "does not apply its shift"),
         (
             lambda self, x: self.a((lambda y: y)(self.bn(x))) + self.bn(x).sum(),
             lambda: nn.Conv2d(6, 4, 1),
