@@ -82,20 +82,20 @@ def test_other_bits_and_budgets_use_what_is_known(tmp_path, monkeypatch):
 def test_a_checkpoint_of_something_else_is_refused(tmp_path):
     model, batches = fresh()
     sensitive(model, batches, checkpoint=tmp_path)
-    with pytest.raises(SaveError, match="of another metric; remove it to start over"):
+    with pytest.raises(SaveError, match="belongs to another metric; remove it to start over"):
         bw.sensitivity(model, batches, "mse", checkpoint=tmp_path)
-    with pytest.raises(SaveError, match="of another data set"):
+    with pytest.raises(SaveError, match="belongs to another data set"):
         sensitive(model, batches[::-1], checkpoint=tmp_path)
     recalibrated, _ = fresh()
     bw.calibrate(recalibrated, [[batch[0] * 2] for batch in batches])
-    with pytest.raises(SaveError, match="of another calibration"):
+    with pytest.raises(SaveError, match="belongs to another calibration"):
         sensitive(recalibrated, batches, checkpoint=tmp_path)
     other, _ = fresh({**RECIPE, "activation": "uint4 affine"})
-    with pytest.raises(SaveError, match="of another recipe and another calibration"):
+    with pytest.raises(SaveError, match="belongs to another recipe and another calibration"):
         sensitive(other, batches, checkpoint=tmp_path)
     with torch.no_grad():
         next(model.parameters()).mul_(1.5)
-    with pytest.raises(SaveError, match="of another model"):
+    with pytest.raises(SaveError, match="belongs to another model"):
         sensitive(model, batches, checkpoint=tmp_path)
     (tmp_path / "sensitivity.safetensors").write_bytes(b"torn")
     with pytest.raises(SaveError, match="cannot be read"):

@@ -1,4 +1,4 @@
-"""NodeBuilder: adds nodes to a graph with the facts that capture would have noted: shape, dtype and scope."""
+"""NodeBuilder: add nodes to a graph, with the facts that capture would have noted (shape, dtype, scope)."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -56,11 +56,11 @@ class NodeBuilder:
 
 
 def describe_new(model: fx.GraphModule, nodes: Iterable[fx.Node], scope: str, replaces: tuple[str, ...]) -> None:
-    """Give ``nodes``, in the order of their computation, the facts that capture would have given them.
+    """Set the facts of ``nodes``, in the order of computation, as capture would have set them.
 
     Args:
-        model: what they are part of.
-        nodes: those that a schedule has made.
+        model: the model they belong to.
+        nodes: nodes that a schedule has created.
         scope: the module that they belong to.
         replaces: the names of the nodes they stand for.
     """
@@ -77,7 +77,7 @@ def _value_if_known(evaluate: ZerosEvaluator, node: fx.Node) -> Any:
         return _UNKNOWN
     try:
         value = evaluate.values[node] = evaluate.compute(node)
-    except Exception:  # whatever an operator dislikes about zeros: then nothing is known
+    except Exception:  # if an operator rejects zeros for whatever reason, nothing is known
         return _UNKNOWN
     return value
 
@@ -88,7 +88,7 @@ def argument(node: fx.Node, position: int, name: str, default: Any = None) -> An
 
 
 def replace(node: fx.Node, by: Any) -> None:
-    """Let all users of a node read something else, and take the node out of its graph.
+    """Make all users of a node read something else, and remove the node from its graph.
 
     Args:
         node: the node to be replaced.
@@ -100,5 +100,5 @@ def replace(node: fx.Node, by: Any) -> None:
 
 
 def put_in_place(user: fx.Node, old: fx.Node, by: Any) -> None:
-    """Let one node read something else instead of ``old``."""
+    """Make one node read something else instead of ``old``."""
     user.args, user.kwargs = fx.node.map_arg((user.args, user.kwargs), lambda n: by if n is old else n)

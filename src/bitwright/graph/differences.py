@@ -1,4 +1,4 @@
-"""Differences: where two results of a model differ, and by how much; capture and debug mode ask this."""
+"""Differences: where two results of a model differ, and by how much, for capture and debug mode."""
 
 import copy
 import dataclasses
@@ -17,7 +17,7 @@ _Sequence = tuple | list | deque
 
 
 def runner(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[[], Any]:
-    """A function that runs a copy of ``model``, as it is then, always on the same inputs and random numbers."""
+    """Return a function that runs a copy of the current ``model``, always on the same inputs and random numbers."""
 
     def run() -> Any:
         now = copy.deepcopy(model)
@@ -31,7 +31,7 @@ def runner(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
 def difference(before: Any, after: Any, tolerance: float = 0.0, where: str = "the output") -> str:
     """Say where two results of any nesting differ, or return nothing; NaN equals NaN.
 
-    All sequences count as the same, and so do all mappings. ``tolerance`` is a part of the largest value before.
+    All sequences are alike, and so are all mappings. ``tolerance`` is a share of the largest earlier value.
     """
     if isinstance(before, Tensor) and isinstance(after, Tensor):
         return _of_tensors(before, after, tolerance, where)
@@ -47,7 +47,7 @@ def difference(before: Any, after: Any, tolerance: float = 0.0, where: str = "th
 
 
 def _items(value: Any) -> dict[Any, Any] | None:
-    """The parts of a container or an object; None for what has none, or compares itself."""
+    """The parts of a container or an object, or None if it has none or compares as a whole."""
     if isinstance(value, Mapping):
         return dict(value)
     if isinstance(value, _Sequence):
@@ -74,7 +74,7 @@ def _of_tensors(before: Tensor, after: Tensor, tolerance: float, where: str) -> 
     gap = (wide_before - wide_after).abs().masked_fill(same, 0.0)
     finite = wide_before.abs().masked_fill(~wide_before.isfinite(), 0.0)
     largest, furthest = float(finite.max()), float(gap.max())
-    if bool(same.all()) or (tolerance and furthest <= tolerance * largest):  # false too for NaN on one side only
+    if bool(same.all()) or (tolerance and furthest <= tolerance * largest):  # also false for NaN on one side only
         return ""
     return f"{where} differs by {furthest:.3g}, its largest value being {largest:.3g} (allowed: {tolerance:g} of it)"
 

@@ -1,4 +1,4 @@
-"""What a node does besides giving a value: whether it writes into its input, draws random numbers, can be left out."""
+"""Side effects of nodes: whether one writes into its input, draws random numbers, or can be left out."""
 
 import functools
 import inspect
@@ -20,9 +20,9 @@ from bitwright.graph.walks import back_through, first_input
 from bitwright.torch_internals import has_hooks
 
 WRITERS = {*IN_PLACE_OPERATORS, set_item, operator.delitem}
-# Methods of containers that change nothing; what those of other objects do is not known.
+# Methods of containers that change nothing; methods of other objects may do anything.
 _READERS = {"get", "keys", "values", "items", "copy", "count", "index"}
-# Functions from here have no effect but their value, as far as they do not write.
+# Functions from here do nothing but return a value, unless they write.
 _HOMES = ("torch", "_operator", "operator", "math", "builtins", "bitwright")
 _EFFECTS = (print, input, open, setattr, delattr, store)
 _RANDOM = ("rand", "normal", "bernoulli", "multinomial", "dropout", "gumbel", "poisson", "rrelu", "seed", "assert")
@@ -56,7 +56,7 @@ def twin(function: Any) -> Callable[..., Any] | None:
 
 
 def inplace_argument(node: fx.Node) -> str | int | None:
-    """The keyword or position by which a function is told to work in place, if it is."""
+    """The keyword or position that tells a function to work in place, if any."""
     if node.kwargs.get("inplace") is True:
         return "inplace"
     if getattr(node.target, "__module__", None) != "torch.nn.functional" or not callable(node.target):
@@ -72,12 +72,12 @@ def _inplace_position(function: Callable[..., Any]) -> int | None:
 
 
 def ends_in_one_underscore(name: str) -> bool:
-    """Whether a name is that of an operation in place."""
+    """Whether a name is that of an in-place operation."""
     return name.endswith("_") and not name.endswith("__")
 
 
 def has_effect(node: fx.Node, model: nn.Module) -> bool:
-    """Whether a node is known to do more than give a value, or is where values come in or go out."""
+    """Whether a node is known to do more than return a value, or is an input or output of the graph."""
     if node.op in ("placeholder", "output") or node.kwargs.get("out") is not None or is_guard(node):
         return True
     return node.target in _EFFECTS or _may_change_object(node) or writes(node, model)
@@ -90,7 +90,7 @@ def _may_change_object(node: fx.Node) -> bool:
 
 
 def is_pure(node: fx.Node, model: nn.Module) -> bool:
-    """Whether it is certain that nobody would notice if a node without users were not there."""
+    """Whether a node without users can certainly be removed without anybody noticing."""
     if has_effect(node, model):
         return False
     if node.op == "call_module":
@@ -99,7 +99,7 @@ def is_pure(node: fx.Node, model: nn.Module) -> bool:
 
 
 def only_computes(node: fx.Node, model: nn.Module) -> bool:
-    """Whether a node could be left out if nobody read its result, now and in training; in doubt it could not."""
+    """Whether a node can be removed if nothing reads its result, now and in training; if in doubt, no."""
     if node.op == "get_attr":
         return True
     if facts(node).written or not is_pure(node, model):
@@ -113,7 +113,7 @@ def only_computes(node: fx.Node, model: nn.Module) -> bool:
 
 
 def written_attributes(model: fx.GraphModule) -> set[str]:
-    """The attributes that a graph reads and writes into, itself or by calling the module that has them."""
+    """The attributes that a graph reads and writes into, directly or by calling the module that owns them."""
     called = {str(node.target) for node in model.graph.nodes if node.op == "call_module"}
     found: set[str] = set()
     for node in model.graph.nodes:
@@ -133,9 +133,9 @@ def _is_buffer_of(target: str, called: set[str], model: nn.Module) -> bool:
 
 
 def remove_unused(model: fx.GraphModule, nodes: Iterable[fx.Node], *, replaced: Iterable[fx.Node] = ()) -> None:
-    """Erase those of ``nodes`` that nobody reads and nobody would miss, then those that only they read, and so on.
+    """Erase those of ``nodes`` that nothing reads or needs, then those that only these read, and so on.
 
-    Those ``replaced`` have something else in their place, so only a known effect keeps them.
+    Nodes in ``replaced`` have a substitute, so only a known effect keeps them.
     """
     known, waiting = set(replaced), list(nodes)
     while waiting:

@@ -1,4 +1,4 @@
-"""The evaluator: what a node gives, computed from parameters and buffers, from given values, or on zeros."""
+"""The evaluator: compute a node's value from parameters and buffers, from given values, or on zeros."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,18 +13,18 @@ from bitwright.modes import eval_mode
 
 
 def call_target(target: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
-    """Call a function, or a method of the first of ``args`` by its name."""
+    """Call a function, or a method of ``args[0]`` by name."""
     if isinstance(target, str):
         return getattr(args[0], target)(*args[1:], **kwargs)
     return target(*args, **kwargs)
 
 
 class Evaluator:
-    """Computes the values of nodes, each once; a LookupError says that one depends on an input of the model.
+    """Computes the value of each node once; raises LookupError if a node depends on an input of the model.
 
     Args:
-        model: has the modules and tensors that the nodes call and read.
-        values: the values of nodes that are given.
+        model: owns the modules and tensors that the nodes call and read.
+        values: known values of nodes.
     """
 
     def __init__(self, model: nn.Module, values: Mapping[fx.Node, Any] | None = None) -> None:
@@ -52,9 +52,9 @@ class Evaluator:
 
 
 class ZerosEvaluator(Evaluator):
-    """Computes what nodes would give if every tensor that capture saw were zero: shapes and types are right.
+    """Computes nodes as if every tensor that capture saw were zero, which yields the right shapes and types.
 
-    Zeros, because the device without data takes a second to load.
+    It uses zeros because the meta device takes a second to load.
     """
 
     def __call__(self, node: fx.Node) -> Any:
@@ -68,6 +68,6 @@ class ZerosEvaluator(Evaluator):
         return super().__call__(node)
 
     def compute(self, node: fx.Node) -> Any:
-        """Compute a node, one that others do not read as well."""
+        """Compute a node, even one that nothing else reads."""
         with torch.no_grad():
             return super().compute(node)

@@ -1,4 +1,4 @@
-"""Expression: a tensor computed from parameters and buffers only, evaluated at every use, since they train."""
+"""Expression: a tensor computed only from parameters and buffers, evaluated at every use because they train."""
 
 import operator
 from typing import Any
@@ -10,7 +10,7 @@ from bitwright.graph.evaluate import call_target
 from bitwright.graph.facts import facts
 from bitwright.graph.walks import needed_for
 
-# What may be computed from constants: each of these depends on its arguments alone.
+# Functions that depend only on their arguments, so they can be computed from constants.
 _FUNCTIONS = {
     *(operator.add, operator.sub, operator.mul, operator.truediv, operator.neg, operator.pow, operator.getitem),
     *(torch.add, torch.sub, torch.mul, torch.div, torch.neg, torch.pow, torch.sqrt, torch.rsqrt, torch.exp),
@@ -25,13 +25,13 @@ _METHODS = {
 
 
 def is_constant(node: object) -> bool:
-    """Whether a node is computed from parameters and buffers only, by functions of which that is known."""
+    """Whether a node is computed only from parameters and buffers, by functions known to allow that."""
     if not isinstance(node, fx.Node) or not _is_allowed(node):
         return False
     found, waiting = {node}, [node]
     while waiting:
         for source in waiting.pop().all_input_nodes:
-            if not _is_allowed(source):  # asked before going on: a chain of sums is as long as the model
+            if not _is_allowed(source):  # checked before recursing: a chain of sums can be as long as the model
                 return False
             if source not in found:
                 found.add(source)
@@ -51,7 +51,7 @@ def _is_allowed(node: fx.Node) -> bool:
 class Expression:
     """The value of a node of which :func:`is_constant` is true.
 
-    It refers to the modules that own its parameters and does not own them: names stay as they are, and it sees a value
+    It refers to the modules that own its parameters without owning them: names do not change, and it sees any value
     that is trained, loaded or moved.
     """
 
@@ -72,7 +72,7 @@ class Expression:
 
     @property
     def owner(self) -> nn.Module | None:
-        """The module that has this tensor, if it is read as it is."""
+        """The module that owns this tensor, if the tensor is read unchanged."""
         return self.steps[0][0] if len(self.steps) == 1 else None
 
 

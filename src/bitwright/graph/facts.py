@@ -1,4 +1,4 @@
-"""Facts: what is known of each node of a graph, typed, read by ``facts`` and written by ``set_facts`` alone."""
+"""Facts: typed knowledge about each node of a graph, read with ``facts`` and written only with ``set_facts``."""
 
 from typing import Any, NamedTuple
 
@@ -17,14 +17,14 @@ class TensorInfo(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """What capture, or whatever made a node, knows of it.
+    """What capture, or whatever created a node, knows about it.
 
     Immutable: fx copies a node's ``meta`` shallowly, so copies of a node share one object.
 
     Attributes:
         tensor: shape and dtype of the result, if it is one tensor.
         scope: the qualified name of the module in whose forward the call stands.
-        plain: whether the result is a number, a size or the like, and no data.
+        plain: whether the result is a number, a size or the like, not data.
         grad: whether gradients were recorded where the call stands.
         shares: the inputs whose memory the result shares; dropped once in-place operations are functional.
         written: whether something writes into its memory while others read it, so that it must not be quantized.
@@ -48,32 +48,32 @@ _UNKNOWN = Facts()
 
 
 def facts(node: fx.Node) -> Facts:
-    """What is known of a node; the defaults where nothing was noted."""
+    """What is known about a node; defaults where nothing was noted."""
     return node.meta.get(_KEY, _UNKNOWN)
 
 
 def has_facts(node: fx.Node) -> bool:
-    """Whether anything was noted of a node."""
+    """Whether anything was noted about a node."""
     return _KEY in node.meta
 
 
 def noted_by_torch(node: fx.Node, key: str) -> Any:
-    """What torch itself has noted of a node, such as the modules it was called in; None if nothing."""
+    """What torch itself noted about a node, such as the modules it was called in; None if nothing."""
     return node.meta.get(key)
 
 
 def set_facts(node: fx.Node, **changes: object) -> None:
-    """Change some of the facts of one node; nodes that it was copied from or to keep theirs."""
+    """Change some facts of one node; copies of it keep theirs."""
     node.meta[_KEY] = facts(node)._replace(**changes)  # pyrefly: ignore
 
 
 def set_value(node: fx.Node, value: object, **more: object) -> None:
-    """Note what a node's value on the example inputs tells, and ``more``."""
+    """Note what a node's value on the example inputs shows, and ``more``."""
     set_facts(node, tensor=tensor_info(value), plain=isinstance(value, _PLAIN), **more)
 
 
 def copy_facts(source: fx.Node, target: fx.Node) -> None:
-    """Let a node that stands for another have its facts."""
+    """Copy the facts of a node to the one that stands in for it."""
     target.meta.update(source.meta)
 
 
@@ -103,6 +103,6 @@ def dtype_of(node: object) -> torch.dtype | None:
 
 
 def is_floating(node: object) -> bool:
-    """Whether a node gives a tensor of floating-point numbers."""
+    """Whether a node returns a floating-point tensor."""
     dtype = dtype_of(node)
     return dtype is not None and dtype.is_floating_point

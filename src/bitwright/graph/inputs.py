@@ -1,4 +1,4 @@
-"""Example inputs as a call, and by the names that forward gives them."""
+"""Example inputs as a call, and by the names of forward's arguments."""
 
 import inspect
 from collections.abc import Callable, Collection, Mapping
@@ -30,7 +30,7 @@ class Inputs:
         return cls((example,))
 
     def with_values(self, model: nn.Module, values: Mapping[str, Any]) -> "Inputs":
-        """This call with arguments of ``model.forward`` set by name, where it may have others or none."""
+        """This call with arguments of ``model.forward`` set or replaced by name."""
         names = list(inspect.signature(model.forward).parameters)
         args = tuple(values.get(name, given) for name, given in zip(names, self.args, strict=False))
         args += self.args[len(args) :]
@@ -65,7 +65,7 @@ def bind_inputs(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, An
 
 
 def flat_inputs(model: nn.Module, inputs: Inputs) -> dict[str, torch.Tensor]:
-    """The tensors of a call in the order in which exporters list them; one inside ``x[1]["a"]`` is called ``x_1_a``."""
+    """The tensors of a call in the order that exporters list them; one inside ``x[1]["a"]`` is named ``x_1_a``."""
     found: dict[str, torch.Tensor] = {}
 
     def add(name: str, value: Any) -> None:

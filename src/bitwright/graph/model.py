@@ -18,7 +18,7 @@ _CONTAINER = ("__len__", "__iter__", "__getitem__", "__contains__", "__reversed_
 
 @dataclass(frozen=True)
 class _Origin:
-    """What is known of the module that a graph was recorded from.
+    """What is known about the module that a graph was recorded from.
 
     Attributes:
         inputs: the arguments of forward that are inputs of the graph.
@@ -32,7 +32,7 @@ class _Origin:
 
 
 class _PlainInit(nn.Module):
-    """Keeps ``GraphModule.__init__`` from calling that of the user's class."""
+    """Keeps ``GraphModule.__init__`` from calling the ``__init__`` of the user's class."""
 
     def __init__(self) -> None:
         nn.Module.__init__(self)
@@ -42,8 +42,8 @@ class CapturedModel(fx.GraphModule):
     """A graph over the user's own modules.
 
     Unlike a plain GraphModule it also holds modules the graph does not call (a BatchNorm folded into its
-    convolution, an unused head), so that a float ``state_dict`` loads; and it keeps them when copied. Its class is made
-    for it and derives from the user's, so it has the user's methods, such as ``generate``, which may call it.
+    convolution, an unused head), so that a float ``state_dict`` loads, and it keeps them when copied. Its class is
+    created for it and derives from the user's, so it has the user's methods, such as ``generate``, which may call it.
     """
 
     _users_class: type[nn.Module] | None = None
@@ -58,13 +58,13 @@ class CapturedModel(fx.GraphModule):
         model.__dict__["_origin"] = _Origin(inputs, _defaults(root, inputs), tuple(root._modules))
         for target in {str(n.target) for n in graph.nodes if n.op == "get_attr"}:
             value = root.__dict__.get(target)
-            if isinstance(value, Tensor):  # one that forward made, or a plain attribute of the root
+            if isinstance(value, Tensor):  # created by forward, or a plain attribute of the root
                 model.register_buffer(target, value, persistent=False)
         model.graph = graph
         return model
 
     def _adopt(self, root: nn.Module) -> None:
-        """Have the state, the hooks and the attributes of a module: the user may ask for a number or a config."""
+        """Take over the state, hooks and attributes of a module: the user may read a number or a config."""
         for name, value in root.__dict__.items():
             if name in MODULE_STATE or name in HOOKS:
                 self.__dict__[name] = value.copy()
@@ -75,10 +75,10 @@ class CapturedModel(fx.GraphModule):
         fx.GraphModule.__init__(self, root, graph, class_name)
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Tell the user's class nothing of the subclasses made here: it may keep a list of its own."""
+        """Hide the subclasses created here from the user's class, which may keep a list of its subclasses."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the graph; arguments that the example inputs left out may be given only as forward's own defaults."""
+        """Run the graph; arguments that the example inputs left out may only have forward's own defaults."""
         origin = self.__dict__["_origin"]
         for name in [n for n in kwargs if n not in origin.inputs]:
             if name not in origin.defaults:
@@ -90,7 +90,7 @@ class CapturedModel(fx.GraphModule):
         return super().__call__(*args, **kwargs)
 
     def get_submodule(self, target: str) -> nn.Module:
-        """The module of that name; graphs ask this often, so the usual case takes the short way."""
+        """The module of that name; graphs ask often, so the usual case is a shortcut."""
         module: nn.Module = self
         for part in target.split(".") if target else ():
             found = module._modules.get(part)
@@ -115,12 +115,12 @@ class CapturedModel(fx.GraphModule):
 
 
 def users_class(module: nn.Module) -> type[nn.Module]:
-    """The class of a module; for a captured one, the class of the module it was made from."""
+    """The class of a module, or for a captured one, the class of the module it was captured from."""
     return (isinstance(module, CapturedModel) and type(module)._users_class) or type(module)
 
 
 def _subclass(base: type[CapturedModel], users: type[nn.Module]) -> type[CapturedModel]:
-    """A class that is both: what ``base`` defines goes first."""
+    """A subclass of both, in which ``base`` takes precedence."""
     between = () if issubclass(users, fx.GraphModule) else (_PlainInit,)
     kind: Any = types.new_class(users.__name__, (base, *between, users))
     kind._users_class = users
@@ -132,7 +132,7 @@ def _subclass(base: type[CapturedModel], users: type[nn.Module]) -> type[Capture
 
 
 def _on_users_children(method: Callable[..., Any], users: type[nn.Module]) -> Callable[..., Any]:
-    """A method of a container, such as ``__len__``, which does not see what Bitwright has added to the model."""
+    """A method of a container, such as ``__len__``, that does not see what Bitwright added to the model."""
 
     @functools.wraps(method)
     def call(self: CapturedModel, *args: Any) -> Any:

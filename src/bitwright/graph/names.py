@@ -1,4 +1,4 @@
-"""Names in a model: of nodes, of what they call and read, and of what is added to it."""
+"""Names in a model: of nodes, of what they call and read, and of what Bitwright adds."""
 
 from collections.abc import Mapping
 from typing import Any, cast
@@ -18,7 +18,7 @@ def namespace(model: nn.Module) -> str:
     It is ``bitwright``, or numbered if the model uses that name for anything. It depends on the model alone, so a
     state dict of one copy of a model loads into another.
     """
-    for name, child in reversed(model._modules.items()):  # it is among the last
+    for name, child in reversed(model._modules.items()):  # it is usually among the last
         if isinstance(child, Namespace):
             return name
     name = free_name(model, _NAMESPACE)

@@ -1,4 +1,4 @@
-"""What is known of sizes: which dimensions of a tensor no input can change, and what size arithmetic gives."""
+"""Known sizes: which dimensions of a tensor no input can change, and the results of size arithmetic."""
 
 import math
 import operator
@@ -44,7 +44,7 @@ class Sizes:
         return self._known.get(node, ())
 
     def number(self, node: fx.Node) -> Any:
-        """The number that size arithmetic gives if it is the same for all inputs, else None."""
+        """The result of size arithmetic if it is the same for all inputs, else None."""
         found = self._numbers.get(node)
         return found if isinstance(found, int | float) else None
 
@@ -120,7 +120,7 @@ class Sizes:
             return None
 
     def _of_shape(self, node: fx.Node, known: Known) -> Any:
-        """What ``x.shape``, ``x.size()`` or ``x.size(d)`` give."""
+        """The result of ``x.shape``, ``x.size()`` or ``x.size(d)``."""
         if node.target is getattr:
             return known if node.args[1] == "shape" else None
         dimension = node.kwargs.get("dim", (*node.args, None)[1])
@@ -139,7 +139,7 @@ _RULES: dict[str, Callable[[Sizes, fx.Node, Known], Known | None]] = {
 
 
 def permutation(node: fx.Node) -> list[int] | None:
-    """The order in which a permutation puts dimensions, if a node is one and the order is known."""
+    """The order of dimensions after a permutation, if the node is one and the order is known."""
     rank = len(shape_of(node) or ())
     if node.target not in _PERMUTES | _TRANSPOSES or not rank or node.kwargs:
         return None

@@ -1,4 +1,4 @@
-"""A sketch of a graph: what is needed to draw it, once the graph itself has been rewritten."""
+"""A sketch of a graph: what is needed to draw it after the graph itself was rewritten."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -26,7 +26,7 @@ class NodeSketch:
 
 
 def sketch(model: fx.GraphModule) -> tuple[NodeSketch, ...]:
-    """The tensors' way through a graph; parameters and arithmetic on sizes are left out."""
+    """Sketch how tensors flow through a graph, without parameters and size arithmetic."""
     sketched: dict[str, NodeSketch] = {}
     for node in model.graph.nodes:
         if node.op == "get_attr" or facts(node).plain:

@@ -1,4 +1,4 @@
-"""Walks through a graph: back to where values come from, on to who reads them, and all that a value depends on."""
+"""Walks through a graph: back to where values come from, on to what reads them, and all a value depends on."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
@@ -18,7 +18,7 @@ def first_input(node: fx.Node) -> fx.Node | None:
 
 
 def back_through(node: fx.Node, passes: Callable[[fx.Node], bool]) -> Iterator[fx.Node]:
-    """A node, the one its values come from, and so on, up to the first that does not pass its first input on."""
+    """Yield a node, the one its values come from, and so on, up to the first that does not pass on its first input."""
     before: fx.Node | None = node
     while before is not None:
         yield before
@@ -26,22 +26,22 @@ def back_through(node: fx.Node, passes: Callable[[fx.Node], bool]) -> Iterator[f
 
 
 def value_readers(node: fx.Node) -> list[fx.Node]:
-    """The nodes that read a tensor's values, and not only its size."""
+    """The nodes that read a tensor's values, not just its size."""
     return [user for user in node.users if not facts(user).plain]
 
 
 def between(earlier: fx.Node, later: fx.Node) -> list[fx.Node]:
-    """The nodes on the way back from ``later``, itself included, to ``earlier``, by first inputs."""
+    """The nodes from ``later``, included, back to ``earlier``, following first inputs."""
     return [node for node in back_through(later, lambda n: n is not earlier) if node is not earlier]
 
 
 def operator_called(node: fx.Node, instance: object) -> Operator | None:
-    """The operator that a node computes; ``instance`` is the module that it calls, or anything else if none."""
+    """The operator that a node computes; ``instance`` is the module that it calls, if it calls one."""
     return operator_of_module(instance) if isinstance(instance, nn.Module) else operator_of(node, {})
 
 
 def moves_values(node: fx.Node, instance: object) -> bool:
-    """Whether a call gives nothing but values of its first input."""
+    """Whether a call returns only values of its first input."""
     operator = operator_called(node, instance)
     return operator is not None and operator.carries_scale(node, instance if isinstance(instance, nn.Module) else None)
 
@@ -56,11 +56,11 @@ def calls_of_modules(model: fx.GraphModule) -> dict[nn.Module, list[fx.Node]]:
 
 
 def needed_for(ends: Iterable[fx.Node], enters: Callable[[fx.Node], bool] = lambda _: True) -> list[fx.Node]:
-    """All that ``ends`` are computed from, themselves included, each after what it reads.
+    """Everything that ``ends`` are computed from, including themselves, each after what it reads.
 
     Args:
         ends: where the walk begins.
-        enters: whether a node belongs to the walk; what is behind one that does not is not looked at.
+        enters: whether a node belongs to the walk; the walk does not go past one that does not.
     """
     found: dict[fx.Node, None] = {}
     waiting = [(node, False) for node in ends]
@@ -75,7 +75,7 @@ def needed_for(ends: Iterable[fx.Node], enters: Callable[[fx.Node], bool] = lamb
 
 
 def reached_from(start: T, step: Callable[[T], Iterable[T]]) -> list[T]:
-    """Everything that can be reached from ``start`` by going where ``step`` leads, itself included."""
+    """Everything reachable from ``start`` by following ``step``, including ``start``."""
     found, waiting = {start: None}, [start]
     while waiting:
         for node in step(waiting.pop()):

@@ -9,10 +9,10 @@ from bitwright.errors import ConfigError, UnknownNameError, suggest
 
 
 def check_attributes(model: Any, wishes: Mapping[str, Iterable[str]]) -> None:
-    """Refuse names that the modules do not have; a captured model answers for all that they have.
+    """Refuse names that the modules do not have; a captured model keeps all those they do.
 
-    Modules inside of a captured model keep their class, and the captured model itself answers for the attributes and
-    methods of the class it was made from: so there is nothing to copy, only to check.
+    Modules inside a captured model keep their class, and the captured model itself has the attributes and methods of
+    the class it was captured from, so there is nothing to copy, only to check.
     """
     if not isinstance(wishes, Mapping):
         raise ConfigError(f"preserve_attr must be a dict of module names and attribute names, not {wishes!r}")

@@ -1,4 +1,4 @@
-"""A copy of a model, made much as ``copy.deepcopy`` does but with less work for every module."""
+"""Copy a model much as ``copy.deepcopy`` does, but with less work per module."""
 
 import copy
 from collections import OrderedDict
@@ -16,13 +16,13 @@ _SHARED = (bool, int, float, str, type(None), torch.dtype, torch.Size)
 
 
 def copy_model(model: nn.Module) -> tuple[nn.Module, dict[int, torch.Tensor]]:
-    """Copy a model; also say, by the id of each tensor in the copy, which tensor it is a copy of."""
+    """Copy a model; also return, by the id of each tensor in the copy, the tensor it was copied from."""
     modules = list(model.modules())
     memo = _copied_in_other_ways(modules)
     plain = [module for module in modules if _is_plain(type(module))]
     for module in plain:
         memo[id(module)] = module.__class__.__new__(module.__class__)
-    for module in reversed(plain):  # parts first: a module that is not plain may ask its copied parts
+    for module in reversed(plain):  # children first: a module that is not plain may look at its copied children
         state = {name: _copied(value, memo) for name, value in module.__dict__.items() if name != COMPILED_CALL}
         call_model(memo[id(module)].__setstate__, state)
     copied = call_model(copy.deepcopy, model, memo)
@@ -30,9 +30,9 @@ def copy_model(model: nn.Module) -> tuple[nn.Module, dict[int, torch.Tensor]]:
 
 
 def _copied_in_other_ways(modules: Iterable[nn.Module]) -> dict[int, Any]:
-    """Copies, by the id of the original, of tensors with a history and of parameters that are mapped from a file.
+    """Copies, by the id of the original, of tensors with a history and of parameters mapped from a file.
 
-    What forward has computed and kept, as torch.nn.utils.weight_norm does, cannot be copied with its history.
+    Tensors that forward computed and kept, as torch.nn.utils.weight_norm does, cannot be copied with their history.
     """
     memo: dict[int, Any] = {id(t): t.detach().clone() for t in _tensors(modules) if not t.is_leaf}
     for parameter in {p for module in modules for p in module._parameters.values() if p is not None}:

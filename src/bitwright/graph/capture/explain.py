@@ -19,7 +19,7 @@ class Place:
     Attributes:
         path: its qualified name; "" is the model.
         kind: its class.
-        state: ``captured`` (a graph of its own), ``traced`` (part of the graph above it), ``layer`` (called by a
+        state: ``captured`` (has its own graph), ``traced`` (part of the graph above it), ``layer`` (called by a
             graph as one operation), ``island`` (runs as written), ``leaf`` (kept whole by request), ``single``
             (called by an island) or ``unused``.
         why: the reason, where there is one.
@@ -64,7 +64,7 @@ def explain_capture(
     leaves: Iterable[Leaf] = (),
     concrete_args: Mapping[str, Any] | None = None,
 ) -> Explanation:
-    """Tell what ``bw.prepare`` would capture of a model, what not, and why, with the user's file and line."""
+    """Explain what ``bw.prepare`` would and would not capture of a model, and why, with the user's file and line."""
     result = capture_model(model, example_inputs, leaves=leaves, concrete_args=concrete_args)
     return Explanation(
         list(_places(model, result)),

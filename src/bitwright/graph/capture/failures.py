@@ -1,8 +1,8 @@
-"""Whose failure an error is: the model's makes an island; one of our own must not pass for that.
+"""Tell whose failure an error is: the model's makes an island, and our own must not pass as one.
 
-The innermost frame that is ours or the model's decides. Frames of torch and of Python's library decide nothing, as both
-call them; those of ``torch.fx`` count as ours, for only capture calls it. Where our code calls the model's, by
-:func:`call_model` or in a :func:`boundary`, what is raised further inside belongs to the model.
+The innermost frame that is ours or the model's decides. Frames of torch and the standard library do not count, because
+both call them; those of ``torch.fx`` count as ours, because only capture calls it. Where our code calls the model's, by
+:func:`call_model` or in a :func:`boundary`, anything raised further inside belongs to the model.
 """
 
 import os
@@ -34,31 +34,31 @@ class Untraceable(BitwrightError):
 
 
 class Overwritten(Untraceable):
-    """Data was written into a tensor that the trace takes for a constant."""
+    """Data was written into a tensor that the trace treats as a constant."""
 
 
 class Unhashable(Untraceable, TypeError):
-    """A function that keeps its results would have kept a proxy."""
+    """A function that caches its results would have cached a proxy."""
 
 
 class InternalError(CaptureError):
-    """Capture failed because of a mistake in Bitwright, or because torch has changed."""
+    """Capture failed because of a bug in Bitwright, or because torch has changed."""
 
 
 def boundary(function: _Function) -> _Function:
-    """Mark a function that does little more than call the model's code: an error in there is the model's."""
+    """Mark a function that does little but call the model's code: an error inside is the model's."""
     _boundaries.add(function.__code__)
     return function
 
 
 @boundary
 def call_model(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """Call what belongs to the model, or may fail because of it."""
+    """Call code that belongs to the model, or may fail because of it."""
     return function(*args, **kwargs)
 
 
 def reason_for(error: Exception, path: str = "") -> str:
-    """Why a module cannot be captured: the first line of the error, and where the user's code met it.
+    """Why a module cannot be captured: the first line of the error, and where in the user's code it happened.
 
     Args:
         error: what was raised while the module was captured.
@@ -84,7 +84,7 @@ def reason_for(error: Exception, path: str = "") -> str:
 
 
 def our_place(error: BaseException | None) -> str:
-    """Where in our own code an error has its cause, as ``file:line in function``; "" if the model is the cause."""
+    """Where in our own code an error was caused, as ``file:line in function``; "" if the model caused it."""
     while error is not None and not isinstance(error, BitwrightError | RecursionError | fx.proxy.TraceError):
         last = next((tb for tb in reversed([*_frames(error)]) if _decides(tb.tb_frame.f_code)), None)
         if last is not None and _is_ours(last.tb_frame.f_code):
@@ -95,7 +95,7 @@ def our_place(error: BaseException | None) -> str:
 
 
 def users_line(frame: FrameType | None = None) -> str:
-    """The innermost file and line that are neither of capture nor of torch, as ``file:line``."""
+    """The innermost file and line outside capture and torch, as ``file:line``."""
     frame = frame or sys._getframe(1)
     fallback = ""
     while frame is not None:
@@ -110,7 +110,7 @@ def users_line(frame: FrameType | None = None) -> str:
 
 
 def frames_to_user() -> int:
-    """How many frames above its caller the user's code is: the ``stacklevel`` of a warning for the user."""
+    """How many frames above its caller the user's code is: the ``stacklevel`` for a warning."""
     frame, level = sys._getframe(1), 1
     while frame.f_back is not None and (_is_ours(frame.f_code) or not _decides(frame.f_code)):
         frame, level = frame.f_back, level + 1

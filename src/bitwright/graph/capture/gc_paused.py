@@ -1,4 +1,4 @@
-"""Pause Python's garbage collection while very many objects are made, none of which is garbage yet."""
+"""Pause Python's garbage collection while a great many objects are created, none of them garbage yet."""
 
 import gc
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def gc_paused() -> Iterator[None]:
-    """Otherwise every collection looks at all objects again, and the time grows faster than the model."""
+    """Pause collection; otherwise every one looks at all objects again, and the time grows faster than the model."""
     enabled = gc.isenabled()
     gc.disable()
     try:

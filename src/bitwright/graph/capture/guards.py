@@ -1,7 +1,7 @@
 """Guards: what a captured graph relies on beyond its inputs' data, and the nodes that check it.
 
 While a model is traced, Python sometimes needs a number: for an ``if``, a ``range``, a ``len``. The graph then holds
-for inputs that give the same number, and a small node after it raises an error for those that do not. In
+for inputs that yield the same number, and a small node after it raises an error for any others. In
 ``torch.compile`` the checks are guards of the compiled code.
 """
 
@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Guard:
-    """A number Python needed while tracing; the graph holds for inputs that give the same."""
+    """A number that Python needed while tracing; the graph holds for inputs that yield the same."""
 
     node: str
     reader: str
@@ -33,21 +33,21 @@ class Guard:
 
 @has_side_effect
 def check_input(value: Any, captured: Any, name: str) -> None:
-    """Refuse another number, flag or None than the one a model was captured with: its graph relies on it."""
+    """Refuse a number, flag or None other than the one that the model was captured with, which its graph relies on."""
     if isinstance(value, torch.Tensor) or value != captured:
         raise ConfigError(f"the input {name!r} must be {captured!r}, as when the model was captured, not {value!r}")
 
 
 @has_side_effect
 def check_value(value: Any, captured: Any, reader: str, where: str, module: str = "") -> None:
-    """Refuse inputs of sizes for which the user's Python would have done something else than was recorded."""
+    """Refuse inputs with sizes for which the user's Python would have done something other than what was recorded."""
     if value != captured:
         raise CaptureError(_other(value, captured, reader, where, module))
 
 
 @has_side_effect
 def check_truth(value: Any, captured: bool, reader: str, where: str, module: str = "") -> None:
-    """Refuse a number or a list that would not be as true, or as false, as it was when ``if`` asked."""
+    """Refuse a number or list whose truth differs from when ``if`` asked."""
     truth = True if value else False  # noqa: SIM210  bool() of a symbolic size stays symbolic in torch.compile
     if truth is not captured:
         raise CaptureError(_other(truth, captured, reader, where, module))
@@ -62,14 +62,14 @@ def check_length(value: Any, captured: int, reader: str, where: str, module: str
 
 @has_side_effect
 def check_keys(value: Any, captured: list[Any], reader: str, where: str, module: str = "") -> None:
-    """Refuse a dict with other keys, or keys in another order, than the one that was looped over."""
+    """Refuse a dict whose keys, or their order, differ from the one that was looped over."""
     if list(value) != captured:
         raise CaptureError(_other(list(value), captured, reader, where, module))
 
 
 @has_side_effect
 def check_text(value: Any, captured: Any, reader: str, where: str, module: str = "") -> None:
-    """Warn if a size that was made part of a text has changed: most such texts are only for people."""
+    """Warn if a size that became part of a string has changed: most such strings are only for people."""
     if value != captured:
         _log.warning("%s", _other(value, captured, reader, where, module))
 

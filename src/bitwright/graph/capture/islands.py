@@ -1,4 +1,4 @@
-"""The parts of a module that runs as written, and the inputs each of them gets."""
+"""The submodules of a module that runs as written, and the inputs that each receives."""
 
 import copy
 from collections.abc import Iterator, Mapping
@@ -23,7 +23,7 @@ def parts(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]
 
 
 def is_single(module: nn.Module) -> bool:
-    """Whether a module has no parts to capture."""
+    """Whether a module has no submodules to capture."""
     whole = isinstance(module, nn.MultiheadAttention | torch.jit.ScriptModule)
     return whole or next(module.children(), None) is None
 

@@ -13,12 +13,12 @@ ISLAND = "island:"
 
 
 def find_leaves(model: nn.Module, wishes: Iterable[Leaf]) -> dict[str, str]:
-    """The modules that ``wishes`` name, each with the wish; a wish that names none is an error.
+    """The modules that ``wishes`` match, each with its wish; a wish without a match is an error.
 
     A wish is a module's name, a glob over names, a class, or ``type:`` with the name of a class, plain or dotted:
     ``"backbone.neck"``, ``"layers.*.attention"``, ``MyBlock``, ``"type:MyBlock"``, ``"type:mypackage.nets.MyBlock"``.
     With ``island:`` before it, as in ``"island:layers.*.attention"``, the module runs as written, and the layers inside
-    are quantized one by one; so it may decide by sizes that change from call to call.
+    are quantized one by one, so its Python may depend on sizes that change from call to call.
     """
     if isinstance(wishes, str | type):
         wishes = [wishes]
@@ -34,7 +34,7 @@ def find_leaves(model: nn.Module, wishes: Iterable[Leaf]) -> dict[str, str]:
 
 
 def outermost(paths: Mapping[str, str]) -> dict[str, str]:
-    """Without the paths that are inside another one."""
+    """Leave out paths that are inside another."""
     return {p: text for p, text in paths.items() if not any(p.startswith(f"{outer}.") for outer in paths)}
 
 

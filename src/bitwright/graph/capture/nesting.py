@@ -19,7 +19,7 @@ LITERALS = {
 
 
 def holds_proxy(item: Any, seen: set[int] | None = None) -> bool:
-    """Whether there is a proxy in an object, its items or its attributes, at any depth."""
+    """Whether an object, its items or its attributes contain a proxy, at any depth."""
     kind = type(item)
     if kind is ValueProxy:
         return True

@@ -1,4 +1,4 @@
-"""Python objects in a graph: constants of any class, and objects that hold tensors, made again from their parts."""
+"""Python objects in a graph: constants of any class, and objects with tensors, rebuilt from their parts."""
 
 import dataclasses
 import inspect
@@ -27,7 +27,7 @@ class ConstantObject:
 
 
 class RebuildObject:
-    """Makes an object of a class again from its attributes, without its ``__init__``."""
+    """Rebuilds an object from its attributes, without calling ``__init__``."""
 
     def __init__(self, kind: Any) -> None:
         self.kind = kind
@@ -38,7 +38,7 @@ class RebuildObject:
     def __call__(self, state: dict[str, Any], items: Any = None) -> Any:
         """Make the object."""
         made = self.kind.__new__(self.kind)
-        if isinstance(made, dict):  # by the base's method, as a class may forbid what it inherits
+        if isinstance(made, dict):  # with the base's method, because a class may forbid what it inherits
             base: Any = OrderedDict if isinstance(made, OrderedDict) else dict
             for key, value in items.items():
                 base.__setitem__(made, key, value)
@@ -47,9 +47,9 @@ class RebuildObject:
 
 
 def construction_of(item: Any) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]] | None:
-    """How to make an object again: a function and its arguments; None for what needs no making.
+    """How to rebuild an object: a function and its arguments, or None if it needs no rebuilding.
 
-    Subclasses of dict are made by their class, dataclasses by their fields, other objects from their attributes.
+    Dict subclasses are rebuilt by their class, dataclasses from their fields, other objects from their attributes.
     """
     kind, state = type(item), vars_of(item)
     if dataclasses.is_dataclass(item):
@@ -62,7 +62,7 @@ def construction_of(item: Any) -> tuple[Callable[..., Any], tuple[Any, ...], dic
 
 
 class _BuildDict:
-    """Makes a subclass of dict, keeping what a ``defaultdict`` gives for keys it lacks."""
+    """Rebuilds a subclass of dict, keeping the default factory of a ``defaultdict``."""
 
     def __init__(self, kind: type, example: Any) -> None:
         self.kind = kind
@@ -81,7 +81,7 @@ def vars_of(item: Any) -> dict[str, Any]:
 
 
 def make_results_plain(graph: fx.Graph) -> None:
-    """Let a graph return only tensors, in dicts and sequences, and keep none: exporters know no objects."""
+    """Make a graph return only tensors, in dicts and sequences, and keep none: exporters do not support objects."""
     output = next(iter(reversed(graph.nodes)))
     output.args = (_plain(output.args[0]),)
     for node in reversed(graph.nodes):
@@ -99,7 +99,7 @@ def _plain(item: Any) -> Any:
 
 
 def _is_result(item: Any) -> bool:
-    """Whether there may be tensors in it."""
+    """Whether it may contain tensors."""
     if isinstance(item, fx.Node):
         return _makes_object(item) or not facts(item).plain
     return isinstance(item, tuple | list | dict)

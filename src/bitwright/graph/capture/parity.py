@@ -1,4 +1,4 @@
-"""Where a graph and the model it was captured from part."""
+"""Find where a graph and the model it was captured from diverge."""
 
 import copy
 from typing import Any
@@ -12,7 +12,7 @@ from bitwright.graph.model import CapturedModel
 
 
 def first_deviation(captured: nn.Module, root: nn.Module, inputs: Inputs) -> str:
-    """The first call in a graph that gives something else than the same call in the original."""
+    """The first call in a graph whose result differs from the same call in the original."""
     if not isinstance(captured, CapturedModel):
         return "inside an island"
     seen: dict[str, list[Any]] = {}

@@ -1,11 +1,11 @@
-"""What Python and torch do differently while a model is traced.
+"""Patches: what Python and torch do differently while a model is traced.
 
-To torch's C++ a proxy is not a tensor. So what would look into one there is recorded here instead: functions that make
-tensors from sizes, ``torch.autograd.Function.apply``, functions compiled by TorchScript. ``isinstance`` answers for
-the value a proxy carries.
+To torch's C++ code a proxy is not a tensor. Functions that would look into one there are recorded here instead:
+functions that create tensors from sizes, ``torch.autograd.Function.apply``, functions compiled by TorchScript.
+``isinstance`` sees the value that a proxy carries.
 
-They stand in the place of the originals while any thread records, and change something only in threads that do. Each
-is optional: if this torch lacks what one replaces, that one alone is left out.
+They replace the originals while any thread records, and only affect threads that do. Each is optional: if this torch
+lacks what one replaces, only that one is left out.
 """
 
 import functools
@@ -44,13 +44,13 @@ _Wrap = Callable[[Any], Any]
 
 
 class _Thread(threading.local):
-    """What this thread does: the tracer that records, and how many captures are under way."""
+    """What this thread is doing: the tracer that records, and the number of captures in progress."""
 
     tracer: Any = None
     captures = 0
 
     def recording(self) -> Any:
-        """The tracer, unless it is just computing the value of what it has recorded."""
+        """The tracer, unless it is currently computing the value of what it recorded."""
         return None if self.tracer is None or self.tracer.evaluating else self.tracer
 
 
@@ -58,7 +58,7 @@ _thread = _Thread()
 
 
 class _Patches:
-    """Replacements that are in place as long as any thread needs them."""
+    """Replacements that stay in place while any thread needs them."""
 
     def __init__(self, wraps: dict[str, _Wrap]) -> None:
         self.wraps, self.needed, self.undo = wraps, 0, []
@@ -99,7 +99,8 @@ class _Patches:
                     raise AttributeError(f"torch {torch.__version__} has no {path}")
                 owner, name = found
                 own = vars(owner)[name]
-                self.undo.append(functools.partial(setattr, owner, name, own))  # first: a process may fork in between
+                self.undo.append(functools.partial(setattr, owner, name, own))  # first, because a process may fork in
+                between
                 setattr(owner, name, wrap(own))
 
     def _restore(self) -> None:
@@ -113,7 +114,7 @@ class _Patches:
 def capturing() -> Iterator[None]:
     """Let this thread compute attention as in training.
 
-    The fast path of attention for inference rounds in another way than the operations that are recorded.
+    The fast path of attention for inference rounds differently from the operations that are recorded.
     """
     with _RUN():
         _thread.captures += 1
@@ -136,7 +137,7 @@ def recording(tracer: Any) -> Iterator[None]:
 
 @contextmanager
 def _optional(name: str) -> Iterator[None]:
-    """Go on without what this torch lacks, or does not let us replace."""
+    """Continue without anything that this torch lacks or does not let us replace."""
     try:
         yield
     except (AttributeError, TypeError) as error:
@@ -220,7 +221,7 @@ def _autocast_enter(own: Any) -> Any:
 
 
 def _checkpoint_generator(own: Any) -> Any:
-    """Let a checkpoint just call its function: what it would keep for the backward pass are proxies."""
+    """Make a checkpoint just call its function, because it would keep proxies for the backward pass."""
 
     @functools.wraps(own)
     def generate(*args: Any, **kwargs: Any) -> Iterator[None]:
@@ -279,7 +280,7 @@ def _apply(kind: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 class _Named:
-    """A function under a name that fx can write; it is copied with the model, unlike one compiled by TorchScript."""
+    """A function under a name that fx can write, which is copied with the model, unlike one compiled by TorchScript."""
 
     def __init__(self, function: Any, name: str) -> None:
         self.function = function

@@ -24,7 +24,7 @@ _CONSTANT_METHODS = {"dim", "ndimension", "is_floating_point", "is_complex", "el
 _UNPACK = dis.opmap["UNPACK_SEQUENCE"]
 _LOOKUPS = {dis.opmap[name] for name in ("BINARY_SUBSCR", "CONTAINS_OP", "BUILD_SET", "SET_ADD") if name in dis.opmap}
 _DATA_METHODS = {"item", "tolist", "numpy", "cpu_numpy", "__array__"}
-# ``x += y`` and its like, with what they are without writing into x.
+# ``x += y`` and the like, with their equivalents that do not write into x.
 IN_PLACE_OPERATORS: dict[Callable[..., Any], Callable[..., Any]] = {
     operator.iadd: operator.add,
     operator.isub: operator.sub,
@@ -40,7 +40,7 @@ IN_PLACE_OPERATORS: dict[Callable[..., Any], Callable[..., Any]] = {
 
 
 class ValueProxy(fx.Proxy):
-    """Stands for a value while it is recorded how the value is computed."""
+    """Stands for a value while its computation is recorded."""
 
     tracer: Any
 
@@ -49,7 +49,7 @@ class ValueProxy(fx.Proxy):
 
     @property
     def __class__(self) -> type:  # pyrefly: ignore
-        """The class of the value; but torch's C++ would take a proxy that claims to be a tensor for a real one."""
+        """The class of the value, except for tensors: torch's C++ code would mistake the proxy for a real one."""
         value = self.__dict__.get("_value", self)
         return ValueProxy if value is self or isinstance(value, torch.Tensor) else type(value)
 
@@ -160,14 +160,14 @@ class ValueProxy(fx.Proxy):
 
 
 def _is_unpacked() -> bool:
-    """Whether the caller's caller says ``a, b = x``: the program itself fixes the number of items."""
+    """Whether the caller's caller unpacks ``a, b = x``, so that the program itself fixes the number of items."""
     frame = sys._getframe(2)
     return frame.f_code.co_code[frame.f_lasti] == _UNPACK
 
 
 def _record_in_place(in_place: Callable[..., Any], plain: Callable[..., Any]) -> Callable[..., Any]:
     def record(self: ValueProxy, other: Any) -> Any:
-        written = hasattr(type(value_of(self)), f"__{in_place.__name__}__")  # a tensor or a container, but no number
+        written = hasattr(type(value_of(self)), f"__{in_place.__name__}__")  # a tensor or a container, but not a number
         return self._computed(in_place if written else plain, other)
 
     return record

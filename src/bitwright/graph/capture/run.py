@@ -1,8 +1,8 @@
 """Capture: from a model and example inputs to a graph, or to several graphs around what cannot be traced.
 
 A module whose Python cannot be traced becomes an *island*: it runs as written, and its children are captured
-on their own, down to single modules. So no model makes capture fail, and what happened is on record. A mistake of
-our own is an error, not an island.
+separately, down to single modules. So no model makes capture fail, and what happened is on record. A bug of our own
+is an error, not an island.
 """
 
 import copy
@@ -47,9 +47,9 @@ class Capture:
     Attributes:
         model: the result: a CapturedModel, or the user's own class where the root is an island.
         regions: every graph in it, by the qualified name of the module it stands for ("" is the whole model).
-        loose: modules that stand outside of any graph, to be swapped one by one.
+        loose: modules outside any graph, to be swapped one by one.
         islands: modules that run as written, with the reason.
-        leaves: modules that were asked to stay whole, with the wish that named them.
+        leaves: modules kept whole by request, with the wish that named them.
         guards: numbers of the example inputs that the graphs rely on.
         example: the example inputs as the result takes them, without arguments that are fixed.
     """
@@ -70,7 +70,7 @@ def capture_model(
     leaves: Iterable[Leaf] = (),
     concrete_args: Mapping[str, Any] | None = None,
 ) -> Capture:
-    """Capture ``model`` as it computes on ``example_inputs``; the model itself is left untouched.
+    """Capture what ``model`` computes on ``example_inputs``; the model itself is left untouched.
 
     Args:
         model: the model.
@@ -111,13 +111,13 @@ def capture_model(
 
 
 class _Capturing:
-    """One capture: the original, what it computes, and the attempts to have a copy compute the same."""
+    """One capture: the original, its results, and the attempts to make a copy compute the same."""
 
     def __init__(self, model: nn.Module, inputs: Inputs, wishes: Iterable[Leaf], fixed: frozenset[str]) -> None:
         self.model, self.wishes, self.fixed = model, wishes, fixed
         self.inputs: Inputs = call_model(copy.deepcopy, inputs)  # the user may go on to write into them
         self.leaves: dict[str, str] = {}
-        self.folds = True  # whether weights that are computed at every call are computed once
+        self.folds = True  # whether parametrized weights are computed once
         self.known_islands: dict[str, str] = {}
         self.filled: dict[str, str] = {}  # attributes that are containers, and hold other things after each call
         self.memos: dict[str, str] = {}  # those that hold other things after the first call only
@@ -135,7 +135,7 @@ class _Capturing:
         stateful = [path for module, path in paths.items() if module in record.changed]
         self.filled = _named(record.filled, paths)
         root = self._with_weights_computed_once(root, expected)
-        if stateful:  # then what the second call gives says whether the state matters
+        if stateful:  # then the second call's result shows whether the state matters
             paths = {module: path for path, module in root.named_modules()}
             with trial_run(root, self.origin):
                 expected = [self._call(root, self.inputs) for _ in range(2)]
@@ -160,7 +160,7 @@ class _Capturing:
             )
 
     def _with_weights_computed_once(self, root: nn.Module, expected: list[Any]) -> nn.Module:
-        """Compute parametrized weights once, unless the model then computes something else, as with random weights."""
+        """Compute parametrized weights once, unless that changes what the model computes, as with random weights."""
         self.folds = fold_parametrizations(root)
         if not self.folds:
             return root
@@ -195,7 +195,7 @@ class _Capturing:
         return copied
 
     def _attempt(self, root: nn.Module, expected: list[Any]) -> str:
-        """Capture into ``result``; return why it is of no use, or nothing."""
+        """Capture into ``result``; return why the attempt failed, or nothing."""
         self.result = Capture(root, leaves=self.leaves)
         try:
             if "" in self.known_islands:
@@ -243,7 +243,7 @@ class _Capturing:
     def _trace(
         self, module: nn.Module, path: str, inputs: Inputs, islands: dict[str, str], whole: dict[str, str]
     ) -> ValueTracer:
-        """Record one module; what fails inside it is added to ``islands``, until the rest goes through."""
+        """Record one module; add what fails inside it to ``islands`` until the rest succeeds."""
         fixed = self.fixed if not path else frozenset()
         call = caller(module, inputs.args, inputs.kwargs)
         record_all = False
@@ -265,7 +265,7 @@ class _Capturing:
                     islands[failed] = reason_for(error, _join(path, failed))
 
     def _keeps_data(self, module: nn.Module, path: str) -> bool:
-        """Whether a memo holds what was computed from an input's data; what it is for is not known then."""
+        """Whether a memo holds results computed from an input's data, whose purpose is then unknown."""
         found = []
         for name in _inside(self.memos, path):
             held = functools.reduce(getattr, name.split("."), module)
@@ -275,7 +275,7 @@ class _Capturing:
         return bool(found)
 
     def _make_island(self, module: nn.Module, path: str, reason: str, inputs: Inputs | None) -> None:
-        """Let a module run as written, and capture its parts, as far as they are called on the example inputs."""
+        """Run a module as written, and capture those of its parts that are called on the example inputs."""
         self.result.islands[path] = reason
         _log.info("%s runs as written (%s); its submodules are captured separately", path or "the model", reason)
         children = {name: part for name, part in parts(module) if _join(path, name) not in self.leaves}
@@ -291,7 +291,7 @@ class _Capturing:
                 self._make_island(children[name], place, reason, calls.get(name))
 
     def _module_by_module(self, root: nn.Module, reason: str) -> Capture:
-        """The last resort: the whole model runs as written, and its layers are swapped one by one."""
+        """The last resort: run the whole model as written, and swap its layers one by one."""
         kept = tuple(f"{leaf}." for leaf in self.leaves)
         loose = [p for p, m in root.named_modules() if p and is_single(m) and not f"{p}.".startswith(kept)]
         return Capture(root, loose=loose, islands={"": reason}, leaves=self.leaves)
@@ -305,7 +305,7 @@ class _Capturing:
 
 
 def _with_fixed(model: nn.Module, inputs: Inputs, fixed: Mapping[str, Any]) -> Inputs:
-    """The example inputs together with the arguments that are fixed, by the names that forward gives them."""
+    """The example inputs together with the fixed arguments, by forward's names for them."""
     if not fixed:
         return inputs
     if not isinstance(fixed, Mapping):

@@ -35,13 +35,13 @@ _COMPOSITES = (
 
 
 class ValueTracer(fx.Tracer):
-    """An fx tracer whose proxies carry values, and which knows in which module it failed."""
+    """An fx tracer whose proxies carry values, and that knows in which module it failed."""
 
     def __init__(self, leaves: Mapping[str, str], record_all: bool = False, filled: Collection[str] = ()) -> None:
         super().__init__()
         self.leaves = leaves
         self.filled = filled  # attributes that are containers, and that forward changes
-        self.record_all = record_all  # also tensors that are made from plain numbers
+        self.record_all = record_all  # also tensors created from plain numbers
         self.guards: dict[tuple[fx.Node, str], Guard] = {}
         self.failed_in: str | None = None
         self.evaluating = False
@@ -68,7 +68,7 @@ class ValueTracer(fx.Tracer):
         with recording(self), torch.enable_grad():
             proxies = {name: self._placeholder(name, value, fixed) for name, value in inputs.items()}
             result = call(root.forward, proxies)
-            if self._failure is not None:  # and the user's code went on regardless
+            if self._failure is not None:  # and the user's code continued regardless
                 raise self._failure
             arg = self.create_arg(result)
             for target, value in self._written.items():
@@ -78,7 +78,7 @@ class ValueTracer(fx.Tracer):
         return self.graph
 
     def _look_at_modules(self) -> None:
-        """Know every tensor of the model by its name; those that are plain attributes are buffers for a while."""
+        """Map every tensor of the model to its name; those that are plain attributes temporarily become buffers."""
         self._modules = dict(self.root.named_modules())
         self._paths = {module: name for name, module in self._modules.items()}
         self.tensor_attrs = {}
@@ -155,13 +155,13 @@ class ValueTracer(fx.Tracer):
             if target in _MAY_GIVE_NONE:
                 self.guard(proxy, "what was read", check_value, None)
             return None
-        if type(value) is str:  # Python wants real text almost everywhere
+        if type(value) is str:  # Python needs real strings almost everywhere
             self.guard(proxy, "the text", check_value, value)
             return value
         return proxy
 
     def create_arg(self, a: Any) -> Any:
-        """Turn a proxy into its node before its apparent class can mislead, and any object into a constant."""
+        """Turn a proxy into its node before its apparent class misleads fx, and any object into a constant."""
         kind = type(a)
         if kind is ValueProxy:
             return a.node
@@ -217,7 +217,7 @@ class ValueTracer(fx.Tracer):
         return self._memory.get(node, _NOTHING).union(_memory(self._containers.get(node)))
 
     def keep_constants(self) -> None:
-        """Set the tensors that forward made, and that the graph reads, as attributes of the root."""
+        """Store the tensors that forward created and the graph reads as attributes of the root."""
         for value, name in self.tensor_attrs.items():
             if "." not in name and not hasattr(self.root, name):
                 setattr(self.root, name, value)
@@ -239,7 +239,7 @@ class ValueTracer(fx.Tracer):
             self.evaluating = before
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        """Leaves: torch's own modules but the composite ones, QModules, and what capture could not enter."""
+        """Leaves are torch's own modules (except composite ones), QModules, and what capture could not enter."""
         if module_qualified_name in self.leaves or isinstance(m, TensorQuantizer | QuantInputMixin):
             return True
         if isinstance(m, torch.jit.ScriptModule):
@@ -266,14 +266,14 @@ class ValueTracer(fx.Tracer):
             self._scope.pop()
 
     def refuse(self, message: str, kind: type[Untraceable] = Untraceable) -> Exception:
-        """The error for what cannot be recorded; the user's code may catch it, the trace does not forget it."""
+        """The error for what cannot be recorded; the user's code may catch it, but the trace remembers it."""
         if self._failure is None:
             self._failure = kind(f"{message} at {users_line()}")
             self.failed_in = self._scope[-1]
         return self._failure
 
     def guard(self, proxy: ValueProxy, reader: str, check: Callable[..., None], value: Any) -> None:
-        """Remember that the trace relies on a number of the example inputs, and let the graph check it."""
+        """Remember that the trace relies on a number from the example inputs, and make the graph check it."""
         if self.evaluating or (proxy.node, reader) in self.guards:
             return
         if type(value) is bool:
@@ -288,7 +288,7 @@ class ValueTracer(fx.Tracer):
         set_facts(node, plain=True, scope=self._scope[-1])
 
     def read_attribute(self, module: nn.Module, name: str, value: Any) -> Any:
-        """A proxy for a parameter, a buffer, or a container that forward changes."""
+        """Return a proxy for a parameter, a buffer, or a container that forward changes."""
         if module not in self._paths or type(value) is ValueProxy:
             return value
         path = self._paths[module]
@@ -300,7 +300,7 @@ class ValueTracer(fx.Tracer):
         return self._attributes[target]
 
     def write_attribute(self, module: nn.Module, name: str, value: ValueProxy) -> None:
-        """Note that forward gives a buffer another value; the graph stores it in the end."""
+        """Note that forward sets a buffer to another value, which the graph stores at the end."""
         path = self._paths.get(module)
         if path is None or not isinstance(value, torch.Tensor):
             return
@@ -311,7 +311,7 @@ class ValueTracer(fx.Tracer):
 
 @has_side_effect
 def store(buffer: torch.Tensor, value: torch.Tensor) -> None:
-    """Give a buffer another value, and another shape if need be."""
+    """Set a buffer to another value, with another shape if necessary."""
     with torch.no_grad():
         if buffer is value:
             return
@@ -322,12 +322,12 @@ def store(buffer: torch.Tensor, value: torch.Tensor) -> None:
 
 
 def stop_gradients(graph: fx.Graph) -> None:
-    """Let no gradient pass what was computed in a ``no_grad`` block: detach what is read outside of it."""
+    """Block gradients through what was computed in a ``no_grad`` block: detach what is read outside it."""
     for node in list(graph.nodes):
         info = facts(node).tensor
         if facts(node).grad or node.op in ("placeholder", "get_attr"):
             continue
-        if info is None:  # several tensors: what is taken out of them was computed in the block, too
+        if info is None:  # several tensors: their items were also computed in the block
             for user in node.users:
                 if user.target is operator.getitem:
                     set_facts(user, grad=False)

@@ -5,7 +5,7 @@ from bitwright.graph.match.index import GraphIndex
 from bitwright.graph.match.node import InputMatchType, MatcherNode
 from bitwright.graph.match.pattern import JointChecker, Pattern
 
-# The names that the later spelling of the same vocabulary uses.
+# Names from the later spelling of the same vocabulary.
 MatchingNode = MatcherNode
 InputMatchingType = InputMatchType
 

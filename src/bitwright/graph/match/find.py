@@ -1,8 +1,8 @@
-"""The search: every assignment of a graph's nodes to a pattern's nodes that fulfils it.
+"""The search: find every assignment of a graph's nodes to a pattern's nodes that satisfies the pattern.
 
 Two nodes of a pattern are never the same node of the graph. The search starts at an anchor with few candidates and
-follows the pattern's edges, so it looks only at a neighbourhood of each candidate, where it tries everything. So it
-finds every match, in a time that grows with the number of candidates.
+follows the pattern's edges, so it looks only at the neighbourhood of each candidate, but tries everything there. It
+finds every match, in time proportional to the number of candidates.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -28,8 +28,8 @@ class Match:
     Attributes:
         nodes: the graph's nodes by the names of the pattern's.
         modules: likewise the modules, functions and parameters.
-        reasons: what checkers said against it; a match has none, a near miss has some.
-        between: the nodes that others are read through.
+        reasons: objections of checkers; a match has none, a near miss has some.
+        between: the nodes that other nodes are read through.
     """
 
     nodes: dict[str, fx.Node]
@@ -43,11 +43,11 @@ class Match:
 
     @property
     def key(self) -> tuple[fx.Node, ...]:
-        """The nodes in the pattern's order, by which two matches of one pattern are told apart."""
+        """The nodes in the pattern's order, which identify a match of that pattern."""
         return tuple(self.nodes.values())
 
     def is_untouched(self, model: nn.Module) -> bool:
-        """Whether its nodes call and read the same, and are read by the same, as when it was found."""
+        """Whether its nodes still have the same targets, inputs and users as when it was found."""
         if not all(map(is_in_graph, (*self.key, *self.between))) or self._look() != self._state:
             return False
         return all(instance_of(node, model) is self.modules[name] for name, node in self.nodes.items())
@@ -58,7 +58,7 @@ class Match:
 
 
 class Matcher:
-    """Finds a pattern in graphs; ``steps`` counts the nodes it has looked at."""
+    """Finds a pattern in graphs; ``steps`` counts the nodes visited."""
 
     def __init__(self, pattern: Pattern) -> None:
         self.pattern = pattern
@@ -70,14 +70,14 @@ class Matcher:
         return (match for match in self.find_near(index) if not match.reasons)
 
     def find_near(self, index: GraphIndex) -> Iterator[Match]:
-        """Every match, and everything that would be one but for the reasons that checkers gave."""
+        """Every match, and every near miss that only checkers objected to."""
         counts = {node.name: index.count(node) for node in self.pattern.nodes}
         if all(counts.values()):
             start = min(self.pattern.anchors, key=counts.__getitem__)
             yield from _Search(self, index, self._order(start)).run()
 
     def holds(self, match: Match, index: GraphIndex) -> bool:
-        """Whether a match still is one, on a graph that may have changed since."""
+        """Whether a match still holds in a graph that may have changed since."""
         if not all(map(is_in_graph, match.key)):
             return False
         index.refresh(match.key)
@@ -85,7 +85,7 @@ class Matcher:
         return any(not again.reasons for again in search.run())
 
     def _order(self, start: str) -> list[str]:
-        """Begin at an anchor; then take what goes into nodes taken, or else what reads them."""
+        """Start at an anchor, then continue with inputs of chosen nodes, or else with their readers."""
         if start in self._orders:
             return self._orders[start]
         nodes, anchors, order = self.pattern.by_name, self.pattern.anchors, [start]
@@ -102,7 +102,7 @@ class Matcher:
 
 
 class _Search:
-    """One search: ``only`` are the nodes to be tried, instead of all that the graph connects."""
+    """One search; ``only`` limits the nodes to try, instead of all that the graph connects."""
 
     def __init__(
         self, matcher: Matcher, index: GraphIndex, order: list[str], only: dict[str, fx.Node] | None = None
@@ -140,7 +140,7 @@ class _Search:
                 yield from self._extend(more, reasons + tuple(s for s in said if s is not True))
 
     def _said_of(self, chosen: dict[str, fx.Node], name: str) -> list[Any]:
-        """What the checkers that can be asked, now that ``name`` is chosen, say: True, False or a text."""
+        """The answer of the checkers that can be asked now that ``name`` is chosen: True, False or a string."""
         said = [self._ask(name, chosen[name])]
         joint = self.joint[len(chosen) - 1]
         if joint and said[0] is not False:
@@ -161,7 +161,7 @@ class _Search:
         return self.index.candidates(wanted)
 
     def _inputs_called(self, name: str, reader: MatcherNode, node: fx.Node) -> list[fx.Node]:
-        """What may be the input ``name`` of a node: what it reads in that place, and what that passes on."""
+        """Candidates for the input ``name`` of a node: what it reads in that position, and what that passes on."""
         return [found for way in self._ways(name, reader, node) for found in way]
 
     def _ways(self, name: str, reader: MatcherNode, node: fx.Node) -> list[list[fx.Node]]:
@@ -186,7 +186,7 @@ class _Search:
         return _asked("through", {reader.name: node}, lambda _: reader.lets_through(node, *known))
 
     def _fits(self, name: str, node: fx.Node, chosen: dict[str, fx.Node]) -> bool:
-        """Whether a node is of the kind wanted, is not taken, and stands with those chosen as the pattern says."""
+        """Whether a node has the wanted kind, is free, and relates to the chosen nodes as the pattern says."""
         wanted = self.pattern.by_name[name]
         if not wanted.may_be(self.index.kind(node)) or node in chosen.values() or not self._arity_fits(wanted, node):
             return False
@@ -205,7 +205,7 @@ class _Search:
         return actual == len(wanted.inputs) if wanted.input_match_type.exact else actual >= len(wanted.inputs)
 
     def _edge_fits(self, reader: MatcherNode, node: fx.Node, name: str, given: fx.Node) -> bool:
-        """Whether ``given``, ``name`` in the pattern, is among a node's inputs as often and where it should be."""
+        """Whether ``given`` (``name`` in the pattern) is among a node's inputs as often and where it should be."""
         if reader.through != ():
             return given in self._inputs_called(name, reader, node)
         inputs, actual = reader.inputs or (), self.index.inputs(node)
@@ -245,7 +245,7 @@ class _Search:
         return Match(nodes, modules, reasons, between)
 
     def _chains(self, nodes: dict[str, fx.Node]) -> dict[str, list[fx.Node]]:
-        """What stands between nodes and those that read them through others, by the name of the node read."""
+        """The nodes between a node and those that read it through others, by the name of the node read."""
         chains: dict[str, list[fx.Node]] = {}
         for reader in self.pattern.readers_through:
             (name,) = reader.named
@@ -264,9 +264,9 @@ def _view(node: fx.Node, instance: Any) -> Any:
 
 
 def _asked(what: str, nodes: dict[str, fx.Node], ask: Callable[[bool], Any]) -> Any:
-    """Ask what the pattern's author wrote for the nodes of these names; if it fails, name it and the place.
+    """Call a function of the pattern's author on the nodes of these names; if it fails, name it and the place.
 
-    A function has no settings as a module has; if it is asked for one, the checker gets views of calls instead.
+    A function has no settings like a module; if the checker asks for one, it gets views of the calls instead.
     """
     try:
         try:
@@ -279,10 +279,10 @@ def _asked(what: str, nodes: dict[str, fx.Node], ask: Callable[[bool], Any]) -> 
 
 
 def is_in_graph(node: fx.Node) -> bool:
-    """Whether a node has not been erased: its neighbours in the graph's list know of it."""
+    """Whether a node has not been erased: its neighbours in the graph's list still link to it."""
     return node.prev.next is node
 
 
 def _verdict(answer: Any) -> Any:
-    """A checker's answer as True, False, or the text that says why not."""
+    """A checker's answer as True, False, or a string that says why not."""
     return answer if isinstance(answer, str) and answer else bool(answer)

@@ -15,7 +15,7 @@ from bitwright.nn.registry import QMODULES
 
 
 class GraphIndex:
-    """What every node of a model's graph calls, and what goes into it; ``update`` it after the graph was changed."""
+    """What every node of a model's graph calls, and its inputs; call ``update`` after changing the graph."""
 
     def __init__(self, model: fx.GraphModule) -> None:
         self.model = model
@@ -36,12 +36,12 @@ class GraphIndex:
             self._by_kind.setdefault(kind, []).append(node)
 
     def refresh(self, nodes: Iterable[fx.Node]) -> None:
-        """Look at some nodes again; it changes nothing in what ``candidates`` returns."""
+        """Look at some nodes again, without changing what ``candidates`` returns."""
         for node in nodes:
             self._look_at(node)
 
     def knows(self, node: fx.Node) -> bool:
-        """Whether a node was there when the index was updated last, or has been shown to it since."""
+        """Whether a node existed at the last update, or was refreshed since."""
         return node in self._entries
 
     def kind(self, node: fx.Node) -> Kind:
@@ -53,18 +53,18 @@ class GraphIndex:
         return (self._entries.get(node) or self._look_at(node))[1]
 
     def inputs(self, node: fx.Node) -> tuple[fx.Node, ...]:
-        """What goes into a node, in order and with repetitions."""
+        """The inputs of a node, in order and with repetitions."""
         known = self._inputs.get(node)
         if known is None or known[0] is not node.args or known[1] is not node.kwargs:
             known = self._inputs[node] = (node.args, node.kwargs, inputs_of(node, self.instance(node)))
         return known[2]
 
     def count(self, wanted: MatcherNode) -> int:
-        """How many nodes call what ``wanted`` may be."""
+        """How many nodes have a target that ``wanted`` allows."""
         return sum(len(nodes) for kind, nodes in self._by_kind.items() if wanted.may_be(kind))
 
     def candidates(self, wanted: MatcherNode) -> list[fx.Node]:
-        """The nodes that call what ``wanted`` may be, in the graph's order."""
+        """The nodes with a target that ``wanted`` allows, in the graph's order."""
         found = [node for kind, nodes in self._by_kind.items() if wanted.may_be(kind) for node in nodes]
         return sorted(found, key=self.position.__getitem__)
 
@@ -92,7 +92,7 @@ def instance_of(node: fx.Node, model: nn.Module) -> Any:
 
 
 def _what_is_called(node: fx.Node, instance: Any) -> tuple[str, Any, str]:
-    """A node's op, the thing that it calls, and the name of the operator."""
+    """A node's op, its target, and the name of the operator."""
     if node.op == "call_module":
         operator = operator_of_module(instance)
         return node.op, type(instance), operator.name if operator else ""
@@ -105,7 +105,7 @@ def _what_is_called(node: fx.Node, instance: Any) -> tuple[str, Any, str]:
 
 
 def _sources() -> dict[Any, tuple[type, ...]]:
-    """Each QModule with the module classes that it serves, and what stays as it is with the QModule that serves it."""
+    """Each QModule with the module classes it serves, and each target that stays with the QModule that serves it."""
     served: defaultdict[Any, list[type]] = defaultdict(list)
     for source, cls in QMODULES.items():
         if isinstance(source, type):

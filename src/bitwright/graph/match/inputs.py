@@ -11,7 +11,7 @@ from torch.fx.operator_schemas import get_signature_for_torch_op
 
 
 def inputs_of(node: fx.Node, instance: Any) -> tuple[fx.Node, ...]:
-    """The nodes that go into ``node``; ``instance`` is what it calls, whose signature orders keyword arguments."""
+    """The inputs of ``node``; the signature of ``instance``, which it calls, orders keyword arguments."""
     named = {name: found for name, value in node.kwargs.items() if (found := tuple(_nodes_in(value)))}
     if len(named) > 1:
         names = _parameters(node, instance, frozenset(node.kwargs))
@@ -33,7 +33,7 @@ def _nodes_in(value: Any) -> Iterator[fx.Node]:
 
 
 def _parameters(node: fx.Node, instance: Any, given: frozenset[str]) -> tuple[str, ...]:
-    """The names of a call's parameters in order, of the overload that has those given; none if there is no telling."""
+    """The names of a call's parameters in order, of the overload that fits; none if that cannot be determined."""
     if isinstance(instance, nn.Module):
         return _of_python(type(instance).forward)
     if node.op == "call_method":
@@ -57,7 +57,7 @@ def _of_function(function: Callable[..., Any], given: frozenset[str]) -> tuple[s
 
 
 class CallView:
-    """A function as a checker sees it that asks a module for its settings: arguments of the call are attributes.
+    """A function that looks like a module to a checker: arguments of the call are attributes.
 
     ``lambda concat_node, module: module.dim == 1`` holds for ``torch.cat([a, b], 1)`` as it does for a module.
     """

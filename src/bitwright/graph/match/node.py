@@ -1,4 +1,4 @@
-"""MatcherNode: one node of a pattern, with what it may be and what goes into it."""
+"""MatcherNode: one node of a pattern, with its allowed targets and its inputs."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -19,14 +19,14 @@ FX_KINDS = ("placeholder", "get_attr", "output")
 class InputMatchType(Enum):
     """How the inputs of a pattern's node are compared with those of a node of the graph.
 
-    The inputs of a graph's node are all nodes among its arguments, in the order of the call, as often as they occur:
-    ``x + x`` has two. Keyword arguments stand where the signature has them.
+    The inputs of a graph's node are all nodes among its arguments, in the order of the call and with repetitions:
+    ``x + x`` has two. Keyword arguments are placed as in the signature.
     """
 
-    ALL = "all"  # as many as the pattern says, in its order
-    FIRST = "first"  # those of the pattern come first, in its order; the node may have more
-    COMMUTATIVE = "commutative"  # as many, in any order
-    SUBSET = "subset"  # each of the pattern's is another one of the node's, in any order; the node may have more
+    ALL = "all"  # exactly the pattern's, in its order
+    FIRST = "first"  # the pattern's first, in its order, then possibly more
+    COMMUTATIVE = "commutative"  # exactly the pattern's, in any order
+    SUBSET = "subset"  # the pattern's in any order, and possibly more
     ANY_ORDER = "commutative"
 
     @property
@@ -46,20 +46,20 @@ class MatcherNode:
 
     Args:
         name: what the node is called in this pattern.
-        inputs: the names of the pattern's nodes that go in, ``None`` for one that may be anything. ``None`` instead of
-            a list accepts any inputs.
+        inputs: the names of the pattern's nodes that are its inputs, with ``None`` for an input that may be anything.
+            ``None`` instead of a list accepts any inputs.
         op_type: what the node may call: module classes (a QModule also answers to the class it stands for, and
             ``torch.cat`` to ``QuantCat``, since it stays a function in a prepared model), functions,
             tensor methods by name or as ``torch.Tensor.add``, operators under all their names as ``"op:relu"`` or as
             their record, and ``"placeholder"``, ``"get_attr"`` or ``"output"``. ``None``, for the list or in it, is
             anything at all.
         checker: called with the node and its instance (the module, function, or parameter). It returns whether
-            the node will do; a text is the reason why not, which is noted if all the rest matches.
+            the node matches, or a string that says why not, which is noted if everything else matches.
         input_match_type: how ``inputs`` are compared.
         subclasses: whether subclasses of the module classes match too.
-        outside_users: whether the node, if others of the pattern read it, may also be read from outside.
-        through: what may stand between the node and the one input that it names, in any number: op types as for
-            ``op_type``, or a checker. Each passes its first argument on. A chain like this is part of the match.
+        outside_users: whether a node that others in the pattern read may also be read from outside the match.
+        through: what may stand between the node and the single input that it names, any number of times: op types as
+            for ``op_type``, or a checker. Each must pass on its first argument. Such a chain is part of the match.
     """
 
     name: str
@@ -94,7 +94,7 @@ class MatcherNode:
         return {name for name in self.inputs or () if name is not None}
 
     def may_be(self, kind: "Kind") -> bool:
-        """Whether the node may call what ``kind`` says."""
+        """Whether the node allows a target of this ``kind``."""
         if kind not in self._may_be:
             self._may_be[kind] = any(_answers(kind, each, self.subclasses) for each in self.op_type)
         return self._may_be[kind]
@@ -110,7 +110,7 @@ class MatcherNode:
 
 @dataclass(frozen=True, eq=False)
 class Kind:
-    """What a node of a graph calls: two nodes of one kind are equal to every pattern, but for their instances.
+    """What a node of a graph calls; patterns distinguish two nodes of one kind only by their instances.
 
     A graph's index has one object for each kind.
 
@@ -118,7 +118,7 @@ class Kind:
         op: the node's ``op``, as torch.fx has it.
         thing: the module's class, the function, the method's name, or the class of a parameter.
         operator: the name of the operator (see ``bitwright.nn.operators``), if it is one that Bitwright knows.
-        stands_for: the classes that a QModule takes the place of. For a function or a module that stays as it is in a
+        stands_for: the classes that a QModule replaces. For a function or a module that stays as it is in a
             prepared model, the QModule that serves it: ``QuantCat`` for ``torch.cat``.
     """
 

@@ -1,4 +1,4 @@
-"""Pattern: MatcherNodes and joint checkers that belong together, checked to be sound before they are searched for."""
+"""Pattern: MatcherNodes and joint checkers that belong together, validated before the search."""
 
 import graphlib
 import inspect
@@ -14,7 +14,7 @@ from bitwright.graph.match.node import MatcherNode
 
 @dataclass(frozen=True)
 class JointChecker:
-    """A condition on several nodes at once: a function of these nodes, in order, and the instances by node name."""
+    """A condition on several nodes: a function of these nodes, in order, and of the instances by node name."""
 
     names: tuple[str, ...]
     function: Callable[..., Any]
@@ -54,7 +54,7 @@ class Pattern:
     """What is searched for.
 
     Attributes:
-        nodes: the nodes, in any order; their inputs make them an acyclic graph in one piece.
+        nodes: the nodes, in any order; their inputs must make them one connected acyclic graph.
         joint_checkers: conditions on several nodes, as ``(names, function)``.
         anchors: the names of the nodes that no other node of the pattern reads.
         closed: the names of those that must not be read from outside.

@@ -57,7 +57,7 @@ class AttentionBuilder:
 
     @property
     def _causal_by_itself(self) -> bool:
-        """Whether the fused function is told that it is causal, instead of being given a mask."""
+        """Whether the fused function gets ``is_causal`` instead of a mask."""
         return self.call.is_causal and self.call.key_padding_mask is None and not self.call.explicit
 
     def _mask(self) -> fx.Node | None:
@@ -66,14 +66,14 @@ class AttentionBuilder:
         padding = self._as_float(self.call.key_padding_mask)  # (N, S)
         if padding is not None and not self.batched:
             padding = self.build.method("unsqueeze", padding, 0)
-        for more in (self.call.bias_k is not None, self.call.add_zero_attn):  # one key more, which nothing hides
+        for more in (self.call.bias_k is not None, self.call.add_zero_attn):  # one more key, which nothing masks
             mask, padding = (self._one_more(m) if more else m for m in (mask, padding))
         return self._merged(mask, padding)
 
     def _laid_out(self) -> list[fx.Node]:
-        """Query, key and value with the sequence first; of a batch, what was one tensor stays one."""
+        """Query, key and value with the sequence first; what was one tensor in a batch stays one."""
         tensors = [self.call.query, self.call.key, self.call.value]
-        if not self.batched:  # three tensors in any case, so torch projects each of them on its own
+        if not self.batched:  # always three tensors, so torch projects each of them separately
             return [self.build.method("unsqueeze", tensor, 1) for tensor in tensors]
         if not self.call.batch_first:
             return tensors
@@ -117,7 +117,7 @@ class AttentionBuilder:
         return None if mask is None else self.build.function(F.pad, mask, (0, 1))
 
     def _as_float(self, mask: fx.Node | None) -> fx.Node | None:
-        """0 where a mask lets pass and -inf where it does not."""
+        """0 where a mask lets values pass, else -inf."""
         if mask is None or is_floating(mask):
             return mask
         dtype = dtype_of(self.call.query)

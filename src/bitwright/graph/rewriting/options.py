@@ -12,7 +12,7 @@ from bitwright.errors import ConfigError, suggest
 
 @dataclass(frozen=True)
 class Option:
-    """One option: its type (None if it was not annotated), and what it is by default."""
+    """One option: its type (None if not annotated) and its default."""
 
     kind: Any
     default: Any
@@ -28,7 +28,7 @@ def options_of(source: Callable[..., Any], schedule: str) -> dict[str, Option]:
     function = source.__init__ if isinstance(source, type) else source
     try:
         hints = get_type_hints(function)
-    except (NameError, TypeError):  # an annotation that cannot be read here: then there is no check
+    except (NameError, TypeError):  # an annotation that cannot be read here is not checked
         hints = {}
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     options = {}
@@ -42,7 +42,7 @@ def options_of(source: Callable[..., Any], schedule: str) -> dict[str, Option]:
 
 
 def check_options(schedule: str, options: Mapping[str, Option], given: Mapping[str, Any]) -> dict[str, Any]:
-    """What is given, as the types that the options have; or raise, with the nearest names."""
+    """Convert what is given to the options' types, or raise with the nearest names."""
     names = {name.lower(): name for name in options}
     settings = {}
     for name, value in given.items():

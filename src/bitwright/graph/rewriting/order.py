@@ -1,4 +1,4 @@
-"""The order of schedules: by what they declare to come before and after, and by name otherwise."""
+"""The order of schedules: by their declared ``before`` and ``after``, and otherwise by name."""
 
 import graphlib
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from bitwright.graph.walks import reached_from
 
 
 def order_schedules(stage: Stage) -> list[Schedule]:
-    """The schedules of a stage, each after those it names; by name where nothing else is declared."""
+    """The schedules of a stage, each after those it names, and otherwise by name."""
     mine = {name: SCHEDULES.get(name) for name in SCHEDULES.names() if SCHEDULES.get(name).stage == stage}
     earlier = {name: _named(mine[name], "after", mine) for name in sorted(mine)}
     for schedule in mine.values():
@@ -26,7 +26,7 @@ def order_schedules(stage: Stage) -> list[Schedule]:
 
 
 def _named(schedule: Schedule, word: Literal["after", "before"], mine: Mapping[str, Schedule]) -> set[str]:
-    """The schedules of the same stage that one is to run after or before; the other stage must fit that."""
+    """The schedules of the same stage that one must run after or before; those of the other stage must be consistent."""
     wished = [name for name in getattr(schedule, word) if name != "*"]
     for name in wished:
         if name not in SCHEDULES:
@@ -46,7 +46,7 @@ def _named(schedule: Schedule, word: Literal["after", "before"], mine: Mapping[s
 
 
 def _add_globs(mine: Mapping[str, Schedule], earlier: dict[str, set[str]]) -> None:
-    """Let those that want to be first or last be so, as far as nobody else wants to be before or after them."""
+    """Place those that want to be first or last accordingly, unless others want to be before or after them."""
     for name, schedule in mine.items():
         if "*" in schedule.before:
             ahead = _all_before(name, earlier)

@@ -1,4 +1,4 @@
-"""ReplacePatternBase: what a schedule's author writes: a pattern, and what takes its place."""
+"""ReplacePatternBase: what a schedule's author writes: a pattern and its replacement."""
 
 from collections.abc import Mapping, Sequence
 from enum import Enum
@@ -24,11 +24,11 @@ class ReplaceStrategy(Enum):
     APPLY_NOINTERSECT_REPEAT  the same                                                      yes
     APPLY_INTERSECT           all matches that still hold when their turn comes             no
     APPLY_ONE                 the first match                                               no
-    APPLY_ONE_REPEAT          one after the other, each as the one before has left the graph  yes
+    APPLY_ONE_REPEAT          one after the other, each on the graph that the last one left    yes
     ========================  ============================================================  ========
 
-    ``APPLY_ONCE``, ``APPLY_REPEAT`` and ``APPLY_INTERSECT_REPEAT`` are other names of the last two. A match of the
-    very same nodes is never rewritten twice.
+    ``APPLY_ONCE``, ``APPLY_REPEAT`` and ``APPLY_INTERSECT_REPEAT`` are other names of the last two. The very same
+    nodes are never rewritten twice.
     """
 
     APPLY_NOINTERSECT_REPEAT = "apply_nointersect_repeat"
@@ -52,7 +52,7 @@ class ReplaceStrategy(Enum):
 
 
 class ReplacePatternBase:
-    """A rewrite: subclass it, say what to match and what to put there, and register the class.
+    """A rewrite: subclass it, define what to match and what replaces it, and register the class.
 
     ::
 
@@ -66,7 +66,7 @@ class ReplacePatternBase:
                 return new_node
 
     Options are keyword arguments of ``__init__`` with defaults (a dataclass will do); the recipe sets them by name.
-    Each run on each model has a new instance, so an instance may remember what it has done.
+    Each run on each model gets a new instance, so an instance may keep state.
     """
 
     done = "replaced"
@@ -78,7 +78,7 @@ class ReplacePatternBase:
     _notes: list[str]
 
     def begin(self, model: fx.GraphModule) -> None:
-        """Look at the whole model before anything else is asked, as checkers may have to know it."""
+        """Look at the whole model before anything else is called, for checkers that need to know it."""
 
     def make_ops(self) -> Sequence[MatcherNode]:
         """The nodes of the pattern."""
@@ -93,7 +93,7 @@ class ReplacePatternBase:
         return self.strategy
 
     def make_joint_checkers(self) -> Sequence[tuple[Sequence[str], Any]]:
-        """Conditions on several nodes: ``(names, function)``, called with the nodes and ``modules``, by node name."""
+        """Conditions on several nodes: ``(names, function)``, called with the nodes and ``modules`` by node name."""
         return []
 
     def get_new_graph(
@@ -104,34 +104,34 @@ class ReplacePatternBase:
         transform_idx: int,
         /,
     ) -> "Replacement | Mapping[str, Replacement] | None":
-        """Make what takes the place of one match; new nodes go after the matched ones unless told otherwise.
+        """Build the replacement of one match; new nodes go after the matched ones unless placed elsewhere.
 
         Args:
             nodes_dict: the matched nodes by their names in the pattern.
             modules_dict: likewise the modules, functions or parameters.
             model: the model, whose ``graph`` holds the nodes and to which modules can be added.
-            transform_idx: 0 at the first match in this model, 1 at the next, …: for names of new modules.
+            transform_idx: 0 for the first match in this model, 1 for the next, …: for names of new modules.
 
         Returns:
-            What takes the anchor's place: a node or, for a call that returns several values, a tuple of nodes (None
-            where nothing reads a value). For several anchors, these by the names of the anchors. None, if nothing
-            is to be replaced because something was changed in place.
+            The anchor's replacement: a node or, for a call that returns several values, a tuple of nodes (None where
+            nothing reads a value). For several anchors, a dict of these by anchor name. None if something was
+            changed in place instead.
         """
         raise NotImplementedError(f"{type(self).__qualname__} must say in get_new_graph() what takes the place")
 
     def finish(self, model: fx.GraphModule) -> None:
-        """Do what is left to do for all matches together, once each of them was rewritten."""
+        """Finish what concerns all matches together, after each was rewritten."""
 
     def note(self, text: str) -> None:
-        """Write a line into the record of the run, instead of the usual one about the nodes replaced."""
+        """Add a line to the notes, instead of the usual one about the nodes replaced."""
         self._notes.append(text)
 
     def near_miss(self, node: fx.Node, reason: str) -> None:
-        """Write into the record why a node was left as it is."""
+        """Note why a node was left unchanged."""
         self._notes.append(f"not {self.done}: {node_name(node)}, {reason}")
 
     def add_module(self, model: nn.Module, name: str, module: nn.Module) -> str:
-        """Set ``module`` in ``model`` under the dotted name, or a free one like it; return that, a node's target."""
+        """Set ``module`` in ``model`` under the dotted name, or a free one like it; return that name, a node's target."""
         *path, last = name.split(".")
         parent = container(model, path)
         free = free_name(parent, last)
@@ -139,7 +139,7 @@ class ReplacePatternBase:
         return ".".join((*path, free))
 
     def apply(self, model: fx.GraphModule) -> bool:
-        """Rewrite a model by this pattern alone; return whether anything changed."""
+        """Rewrite a model with only this pattern; return whether anything changed."""
         from bitwright.graph.rewriting.rewrite import rewrite
 
         modified = rewrite(self, model, type(self).__qualname__).modified

@@ -1,4 +1,4 @@
-"""The engine of pattern schedules: search, rewrite every match, and search again until nothing is left to do."""
+"""The engine of pattern schedules: search, rewrite every match, and search again until nothing matches."""
 
 import operator
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -26,10 +26,10 @@ class PassResult:
     """What one schedule did to one model.
 
     Attributes:
-        name: the schedule's.
+        name: name of the schedule.
         modified: whether it changed anything.
-        applied: how many matches it was given to rewrite.
-        notes: a line for each thing that it did, or declined to do.
+        applied: number of matches passed to it for rewriting.
+        notes: a line for each thing it did, or declined to do.
     """
 
     name: str
@@ -41,7 +41,7 @@ class PassResult:
 def rewrite(
     schedule: ReplacePatternBase, model: fx.GraphModule, name: str, index: GraphIndex | None = None
 ) -> PassResult:
-    """Rewrite all of a model's graph by one schedule; the caller recompiles the model."""
+    """Rewrite a model's whole graph with one schedule; the caller recompiles the model."""
     return _Rewriter(schedule, model, name).run(index or GraphIndex(model))
 
 
@@ -86,7 +86,7 @@ class _Rewriter:
         return self.result
 
     def _sweep(self, matches: list[Match], index: GraphIndex) -> Match | None:
-        """Rewrite the matches of one search, as far as the strategy says; return the last that was rewritten."""
+        """Rewrite the matches of one search, as far as the strategy allows; return the last one rewritten."""
         touched: set[fx.Node] = set()
         last: Match | None = None
         for match in matches:
@@ -104,7 +104,7 @@ class _Rewriter:
         return last
 
     def _tell_near_misses(self, found: list[Match]) -> None:
-        """Note one near miss for each set of anchors that are still there and have no match."""
+        """Note one near miss for each set of anchors that still exist and have no match."""
         matched = {self._anchors(m) for m in found if not m.reasons}
         near: dict[tuple[fx.Node, ...], Match] = {}
         for miss in (m for m in found if m.reasons and self._anchors(m) not in matched):
@@ -161,7 +161,7 @@ class _Rewriter:
                 raise ScheduleError(f"{where} with {node!r}, which is not a node of the model's graph")
 
     def _put(self, replaced: dict[fx.Node, Replacement], match: Match, index: GraphIndex) -> None:
-        """Let everybody read the new nodes, but the new nodes themselves; then take away what nobody reads."""
+        """Make all readers but the new nodes themselves read the new nodes, then remove what nothing reads."""
         ends = [n for made in replaced.values() for n in _parts(made) if n is not None]
         new = dict.fromkeys(needed_for(ends, lambda node: not index.knows(node)))
         _bring_into_order(new)
@@ -186,7 +186,7 @@ class _Rewriter:
         return ", ".join(node_name(node) for node in self._anchors(match))
 
     def _guard(self, where: str, action: Callable[[], Any], match: Match | None = None) -> Any:
-        """Do what a schedule's author wrote, and name the schedule if it fails."""
+        """Run a schedule author's code, and name the schedule if it fails."""
         try:
             return action()
         except (ConfigError, ScheduleError) as error:
@@ -203,14 +203,14 @@ def _parts(made: Replacement) -> Sequence[fx.Node | None]:
 
 
 def _hand_over(old: fx.Node, made: fx.Node, new: Collection[fx.Node]) -> None:
-    """Let all readers of a node read another one, except those that were made with it."""
+    """Make all readers of a node read another one, except those created with it."""
     if made in new:
         inherit_facts(old, made)
     old.replace_all_uses_with(made, delete_user_cb=lambda user: user not in new and user is not made)
 
 
 def _hand_over_parts(old: fx.Node, parts: Sequence[fx.Node | None], new: Collection[fx.Node]) -> None:
-    """Let those who read one value of a call read its part, and those who read the whole a tuple of all parts."""
+    """Make readers of one value of a call read its part, and readers of the whole a tuple of all parts."""
     for user in [u for u in old.users if u not in new]:
         index = user.args[1] if user.target is operator.getitem and user.args[0] is old else None
         if isinstance(index, int) and -len(parts) <= index < len(parts):
@@ -223,7 +223,7 @@ def _hand_over_parts(old: fx.Node, parts: Sequence[fx.Node | None], new: Collect
 
 
 def _bring_into_order(nodes: Iterable[fx.Node]) -> None:
-    """Move each of ``nodes`` behind what it reads: ``inserting_after`` puts several in the reverse order."""
+    """Move each of ``nodes`` behind what it reads, because ``inserting_after`` puts several in reverse order."""
     for node in nodes:
         late = [n for n in node.all_input_nodes if not n < node]
         if late:

@@ -74,15 +74,15 @@ def register_schedule(
     ``schedules: {remove_identity: {keep: [head]}}``; ``schedules: {remove_identity: false}`` switches it off.
 
     Args:
-        name: what the recipe and the notes call it.
+        name: its name in recipes and notes.
         stage: ``"simplify"``, on the float graph, or ``"fuse"``, once QModules are in it.
-        after: the schedules that run before this one; ``"*"`` for all.
-        before: the schedules that run after this one.
+        after: schedules that run before this one; ``"*"`` for all.
+        before: schedules that run after this one.
         default: whether it runs where the recipe does not mention it.
-        tolerance: the greatest change of an output that is still right, as a part of the largest output; checked
-            by ``prepare(…, debug=True)``.
+        tolerance: the largest acceptable change of an output, as a share of the largest output; checked by
+            ``prepare(…, debug=True)``.
         aliases: other names that a recipe may use.
-        override: take the name over from the schedule that has it.
+        override: replace the schedule that has the name.
     """
     if not isinstance(name, str) or not name:
         raise ConfigError(f"a schedule's name must be a non-empty string, not {name!r}")

@@ -1,11 +1,11 @@
-"""Whether a rewrite that is repeated comes to an end: bounds by the size of the graph, and graphs seen before."""
+"""Stop repeated rewrites that never end: limits by the size of the graph, and graphs seen before."""
 
 from collections import Counter
 
 from bitwright.graph.match.index import GraphIndex
 
-_FEW = 2  # rounds that nobody has to watch
-_SAME = 48  # times that a graph of one structure may come up after them: what a rewrite changes may be in its weights
+_FEW = 2  # rounds that need no watching
+_SAME = 48  # times that one structure may come up after them, since a rewrite may change only weights
 _SPARE = 100
 
 
@@ -19,7 +19,7 @@ class Settling:
         self._seen: Counter[int] = Counter()
 
     def may_go_on(self, index: GraphIndex, rewritten: int) -> bool:
-        """Whether one more round can be granted; ``rewritten`` counts the matches so far."""
+        """Whether another round is allowed; ``rewritten`` counts the matches so far."""
         self._rounds += 1
         self._first = self._first or rewritten  # those of the graph as it was, however many
         if self._rounds <= _FEW:
@@ -31,6 +31,6 @@ class Settling:
 
 
 def _structure(index: GraphIndex) -> int:
-    """A number for what the nodes call and how they are connected, but not for their names."""
+    """A hash of what the nodes call and how they are connected, but not of their names."""
     place = index.position
     return hash(tuple((index.kind(node), *(place[i] for i in index.inputs(node))) for node in place))

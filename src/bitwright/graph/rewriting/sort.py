@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 def in_order(earlier: Mapping[T, Collection[T]]) -> list[T]:
-    """The keys, each after those it waits for; of those that are ready, always the first of the keys.
+    """Sort the keys, each after those it waits for; among those that are ready, the first key comes first.
 
     Raises:
         graphlib.CycleError: some wait for each other; its second argument names them.
@@ -32,7 +32,7 @@ def in_order(earlier: Mapping[T, Collection[T]]) -> list[T]:
 
 
 def sort_nodes(graph: fx.Graph) -> None:
-    """Put each node of a graph after what it reads; nodes keep their order where nothing speaks against it."""
+    """Put each node of a graph after what it reads, and otherwise keep the order."""
     try:
         order = in_order({node: node.all_input_nodes for node in graph.nodes})
     except graphlib.CycleError as error:

@@ -1,4 +1,4 @@
-"""A stage: its schedules, each run with what the recipe says of it, and held to it in debug mode."""
+"""A stage: run its schedules with the recipe's settings, and check each of them in debug mode."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -26,15 +26,15 @@ def run_stage(
     """Run the schedules of a stage; the caller recompiles the model, once.
 
     Args:
-        model: what is rewritten.
+        model: the model to rewrite.
         stage: ``"simplify"`` or ``"fuse"``.
-        switches: by the names of schedules: whether each runs, or its options.
-        check: computes the model's outputs by its graph as it then is (see ``differences.runner``). If given, they are
-            compared before and after each schedule, and one that changes them is an error.
+        switches: by schedule name, whether it runs, or its options.
+        check: computes the model's outputs from its current graph (see ``differences.runner``). If given, outputs are
+            compared before and after each schedule, and a schedule that changes them is an error.
     """
     results: list[PassResult] = []
     chosen, index, is_stale = read_switches(switches or {}), GraphIndex(model), False
-    with random_numbers_kept():  # what schedules compute to find shapes may draw random numbers
+    with random_numbers_kept():  # schedules may draw random numbers when they compute shapes
         expected = check() if check is not None else None
         for schedule in order_schedules(stage):
             settings = chosen.get(schedule.name, {} if schedule.default else None)
@@ -53,7 +53,7 @@ def run_stage(
 
 
 def read_switches(switches: Switches) -> dict[str, dict[str, Any] | None]:
-    """The options of the schedules that a recipe names, None for one switched off; or raise at an unknown name."""
+    """The options of the schedules that a recipe names (None for one switched off); raises on an unknown name."""
     chosen: dict[str, dict[str, Any] | None] = {}
     for name, wish in switches.items():
         schedule = find_schedule(name)

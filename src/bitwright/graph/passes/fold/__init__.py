@@ -1,1 +1,1 @@
-"""What the schedules that fold share: how they note a refusal, arithmetic with constants, and channel shuffles."""
+"""Shared by the schedules that fold: notes on refusals, arithmetic with constants, and channel shuffles."""

@@ -68,16 +68,16 @@ class Arithmetic:
 
     @property
     def divides_by_tensor(self) -> bool:
-        """Whether the tensor is what is divided by, so that this is not a map  x·c + d."""
+        """Whether the tensor is the divisor, so that this is not a map  x·c + d."""
         return self.function is torch.div and self.first
 
     def fold(self, model: nn.Module, axis: int) -> ArithmeticFold:
-        """The same as a fold; the channels of the layer that takes it are on ``axis``, counted from the last as -1."""
+        """This arithmetic as a fold; the layer that takes it has its channels on ``axis``, with -1 for the last."""
         value = Expression(model, self.constant) if isinstance(self.constant, fx.Node) else self.constant
         return ArithmeticFold(self.function, value, self.first, axis)
 
     def why_not(self, axis: int, written: Callable[[], set[str]]) -> str | None:
-        """Why the constant is not one number, or one for each channel on ``axis``, that stays as it is until used."""
+        """Why the constant is not a number, or one for each channel on ``axis``, that stays unchanged until used."""
         if facts(self.node).written or facts(self.tensor).written:
             return "it shares memory with a tensor that is written to in place"
         if facts(self.node).tensor != facts(self.tensor).tensor:

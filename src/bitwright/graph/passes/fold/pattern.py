@@ -1,4 +1,4 @@
-"""FoldPattern: what the schedules that fold something into a layer know of the model, and how they note a refusal."""
+"""FoldPattern: what schedules that fold something into a layer know about the model, and how they note refusals."""
 
 from functools import cached_property
 from typing import Any
@@ -13,12 +13,12 @@ from bitwright.nn.layer import QuantLayer
 
 
 class FoldPattern(ReplacePatternBase):
-    """A rewrite that folds one node into a layer; its reasons name both, as "mul into conv1, conv1 has 2 users"."""
+    """A rewrite that folds one node into a layer; reasons name both, as in "mul into conv1, conv1 has 2 users"."""
 
     done = "folded"
 
     def begin(self, model: fx.GraphModule) -> None:
-        """Remember the model, which is looked at once something could be folded."""
+        """Remember the model, to look at it once something could be folded."""
         self.model = model
         self.__dict__.pop("calls", None), self.__dict__.pop("written", None)
 

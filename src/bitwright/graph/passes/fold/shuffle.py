@@ -1,4 +1,4 @@
-"""Channel shuffles between a layer and a norm: found by sending channel numbers through the nodes between them."""
+"""Channel shuffles between a layer and a norm, found by sending channel numbers through the nodes in between."""
 
 from typing import Any
 
@@ -17,15 +17,15 @@ def rearranges(node: fx.Node, instance: Any) -> bool:
 
 
 def channel_order(layer: fx.Node, shuffled: fx.Node, model: nn.Module) -> list[int] | None:
-    """Which channel of ``layer`` each channel of ``shuffled`` is; None if other axes are moved too, or nothing.
+    """For each channel of ``shuffled``, the channel of ``layer``; None if other axes move too, or nothing moves.
 
-    The nodes between the two only move values. They are tried with two batch sizes.
+    The nodes between the two only move values. Two batch sizes are tried.
     """
     shape = shape_of(layer)
     if shape is None or len(shape) < 3 or shape_of(shuffled) != shape or len(value_readers(layer)) != 1:
         return None
     first, second = (_order_at(layer, shuffled, (batch, *shape[1:]), model) for batch in (2, 3))
-    plain = list(range(shape[1]))  # no shuffle, but other axes may have moved, and memory with them
+    plain = list(range(shape[1]))  # not a shuffle, but other axes may have moved, and memory with them
     return first if first == second != plain else None
 
 

@@ -1,8 +1,8 @@
 """No quantizer between an operator and its activation:  q(relu(q(conv(x))))  ->  q(relu(conv(x))).
 
-A backend that computes both at once never rounds what is between them. This marks the activations whose input nobody
-else reads; those that the backend can fuse (``operators.fused``) then join the integer operator before them. Switched
-off, every activation stands by itself, and its input is quantized as well.
+A backend that computes both at once never rounds in between. This marks the activations whose input nothing else
+reads; those that the backend can fuse (``operators.fused``) then join the integer operator before them. If switched
+off, every activation is separate, and its input is quantized as well.
 """
 
 from typing import Any
@@ -18,7 +18,7 @@ from bitwright.nn.operators import OPERATORS
 
 @register_schedule("disable_unnecessary_quant", stage="fuse", after="*")
 class ReplacePattern(ReplacePatternBase):
-    """Mark every activation that may join what is before it, and say where others read that too."""
+    """Mark every activation that may join the operator before it, and say where others read that result too."""
 
     strategy = ReplaceStrategy.APPLY_INTERSECT
 

@@ -2,10 +2,10 @@
 
     w' = w · γ/√(var + eps),   b' = (b - mean) · γ/√(var + eps) + β
 
-The BatchNorm keeps its place and name in the model, and its statistics go on moving in training; see ``QuantLayer``
-for when which form is computed. What is folded:
+The BatchNorm keeps its place and name in the model, and its statistics keep moving in training; ``QuantLayer`` explains
+when each form is computed. These are folded:
 
-- ``nn.BatchNorm1d`` to ``3d``, and calls of ``F.batch_norm``, as norms with their own forward make them;
+- ``nn.BatchNorm1d`` to ``3d``, and calls of ``F.batch_norm`` from norms with their own forward;
 - after a layer that is called several times, if each call goes into the same norm;
 - through a channel shuffle:  bn(shuffle(conv(x)))  ->  shuffle(conv'(x)), with γ, β, mean and var in the layer's order.
 """
@@ -32,10 +32,10 @@ _TENSORS = {"running_mean": 1, "running_var": 2, "weight": 3, "bias": 4}
 
 @register_schedule("fold_batchnorm", stage="fuse", aliases=("fuse_bn",))
 class ReplacePattern(FoldPattern):
-    """Fold every BatchNorm that can be, and say why the others cannot."""
+    """Fold every BatchNorm where possible, and say why the others cannot."""
 
     strategy = ReplaceStrategy.APPLY_INTERSECT
-    near_miss = ReplacePatternBase.near_miss  # its reasons do not name the norm
+    near_miss = ReplacePatternBase.near_miss  # reasons do not name the norm
 
     def make_ops(self) -> list[MatcherNode]:
         return [
@@ -50,11 +50,11 @@ class ReplacePattern(FoldPattern):
         ]
 
     def make_joint_checkers(self) -> list[Any]:
-        """The norm is a map of the layer's channels, and nobody reads what is before it."""
+        """The norm must be a map of the layer's channels, and nothing else may read its input."""
         return [(("layer", "norm"), self._fits)]
 
     def get_new_graph(self, nodes_dict: Nodes, modules_dict: Called, *_: Any) -> fx.Node | None:
-        """Give the layer a fold, and let whoever reads a norm, at any of its calls, read its input."""
+        """Add the fold to the layer, and make readers of the norm, in any of its calls, read its input."""
         layer, norm = nodes_dict["layer"], nodes_dict["norm"]
         fold: Any = self._fold(norm, modules_dict["norm"])
         order = self._order(layer, norm)
@@ -85,7 +85,7 @@ class ReplacePattern(FoldPattern):
         if not direct and (not is_layer(modules["layer"]) or self._order(layer, norm) is None):
             return False
         if not is_layer(modules["layer"]):
-            return True  # its checker has told why not
+            return True  # the checker said why not
         fold = self._fold(norm, modules["norm"])
         reason = fold if isinstance(fold, str) else self._why_apart(layer, norm, modules["layer"], direct)
         return reason or True
@@ -131,5 +131,5 @@ def _function_fold(model: nn.Module, node: fx.Node) -> FunctionFold | str:
 
 
 def _go_together(norms: list[fx.Node], layers: list[fx.Node]) -> bool:
-    """Whether each call of a layer goes into a call of the norm and nowhere else, and the other way round."""
+    """Whether every call of the layer feeds only a call of the norm, and every call of the norm reads the layer."""
     return {first_input(n) for n in norms} == set(layers) and all(len(layer.users) == 1 for layer in layers)

@@ -4,14 +4,14 @@ With the map of each input channel written as  x·c + d:
 
     w' = w · c,   b' = b + Σ w · d
 
-That is exact only if every output sees the shift in the same way. So a shift goes into linear layers and into
-convolutions that pad with nothing or with their own values, not into those that pad with zeros (the padding would be
-shifted too) or that are transposed; a factor alone goes into all of them. The layer computes the original form while
-its weight is float, bit for bit.
+This is exact only if the shift reaches every output equally. So a shift can move into linear layers and into
+convolutions without padding or that pad with their own values, but not into those that pad with zeros (the padding
+would be shifted too) or that are transposed. A factor alone can move into all of them. While its weight is float, the
+layer computes the original form, bit for bit.
 
 Once folded, the tensor before the norm is quantized, with one scale for all channels. If the factors c differ much,
-some channels would be left with few integers, so a fold whose largest factor is more than ``spread`` times its
-smallest stays:  ``fold_before: {spread: 100}``.
+some channels would be left with few integers, so a map whose largest factor is more than ``spread`` times its
+smallest is not folded:  ``fold_before: {spread: 100}``.
 """
 
 from typing import Any
@@ -38,10 +38,10 @@ _OURS = ("bitwright.nn.conv", "bitwright.nn.linear")  # layers whose forward app
 
 @register_schedule("fold_before", stage="fuse", after=("fold_batchnorm", "fold_scale"))
 class ReplacePattern(FoldPattern):
-    """Fold what stands before a layer, the nearest first, and say why what could not be stays.
+    """Fold what precedes a layer, nearest first, and say why the rest stays.
 
     Args:
-        spread: how many times the smallest factor of a channel the largest may be.
+        spread: the largest allowed ratio between the largest and the smallest factor of a channel.
     """
 
     def __init__(self, spread: float = 8.0) -> None:
@@ -61,11 +61,11 @@ class ReplacePattern(FoldPattern):
         ]
 
     def make_joint_checkers(self) -> list[Any]:
-        """The map is one of the layer's input channels, with factors of about the same size."""
+        """The map must be per input channel of the layer, with factors of about the same size."""
         return [(("before", "layer"), self._fits)]
 
     def get_new_graph(self, nodes_dict: Nodes, modules_dict: Called, *_: Any) -> dict[str, fx.Node]:
-        """Give the layer a fold, and let it read what is before that."""
+        """Add the fold to the layer, which then reads the node before."""
         before, layer = nodes_dict["before"], modules_dict["layer"]
         layer.before = (self._fold(before, modules_dict["before"], layer), *layer.before)
         self.note(f"folded {node_name(before)} into {nodes_dict['layer'].target} after it")
@@ -98,7 +98,7 @@ class ReplacePattern(FoldPattern):
         return None if ours else f"{type(modules['layer']).__name__} is not one of Bitwright's layers"
 
     def _why_not_channels(self, before: fx.Node, found: Arithmetic | None, modules: dict[str, Any]) -> str | None:
-        """Why a norm or arithmetic is not a map of the layer's input channels that its outputs all see alike."""
+        """Why a norm or arithmetic is not a map of the layer's input channels that is the same for all outputs."""
         axis = channel_axis(modules["layer"])
         if found is not None and found.divides_by_tensor:
             return "it divides by the layer's input"
@@ -117,7 +117,7 @@ def _is_norm_or_arithmetic(node: fx.Node, module: Any) -> bool:
 
 
 def _spread(fold: Fold, layer: QuantLayer) -> float:
-    """How many times its smallest factor the largest factor of a fold is; those that are zero do not count."""
+    """The ratio between a fold's largest and smallest factor, ignoring zeros."""
     with torch.no_grad():
         factors = fold.affine(input_channels(layer), layer.weight)[0].abs()
     factors = factors[factors > 0]
@@ -125,7 +125,7 @@ def _spread(fold: Fold, layer: QuantLayer) -> float:
 
 
 def _why_no_shift(layer: Any) -> str | None:
-    """Why a shift of the input is not the same shift for every output of a layer, or None."""
+    """Why a shift of the input does not shift every output of a layer equally, or None."""
     if isinstance(layer, nn.Linear):
         return None
     if layer.transposed:

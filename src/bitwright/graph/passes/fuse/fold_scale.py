@@ -3,9 +3,9 @@
     w' = w · c,   b' = b · c + d
 
 The constants are numbers, or parameters and buffers with one value per output channel: layer scale, frozen norms that
-are written out, learned gains. They keep their places and names and go on training. As with a BatchNorm, the layer
-computes them as they were while its weight is float, bit for bit, and multiplies them in once it is quantized. Between
-the layer and the constant there may be a permutation or dropout, which the product moves past.
+are written out, learned gains. They keep their places and names, and still train. As with a BatchNorm, the layer
+applies them as written while its weight is float, bit for bit, and multiplies them in once it is quantized. A
+permutation or dropout may stand between the layer and the constant; the product moves past it.
 """
 
 from typing import Any
@@ -26,7 +26,7 @@ from bitwright.nn.layer import QuantLayer
 
 @register_schedule("fold_scale", stage="fuse", after="fold_batchnorm")
 class ReplacePattern(FoldPattern):
-    """Fold every constant after a layer that can be, the nearest first, and say why the others cannot."""
+    """Fold every constant after a layer where possible, nearest first, and say why the others cannot."""
 
     def make_ops(self) -> list[MatcherNode]:
         return [
@@ -42,11 +42,11 @@ class ReplacePattern(FoldPattern):
         ]
 
     def make_joint_checkers(self) -> list[Any]:
-        """The constant has one value for each channel of the layer, and nobody reads what is before it."""
+        """The constant must have one value per channel of the layer, and nothing else may read the value before it."""
         return [(("layer", "step"), self._fits)]
 
     def get_new_graph(self, nodes_dict: Nodes, modules_dict: Called, model: Any, *_: Any) -> fx.Node:
-        """Give the layer a fold, and let whoever reads the result read what is before it."""
+        """Add the fold to the layer, and make readers of the result read the value before."""
         step: Any = Arithmetic.read(nodes_dict["step"])
         layer = modules_dict["layer"]
         layer.after = (*layer.after, step.fold(model, channel_axis(layer)))
@@ -79,7 +79,7 @@ def _may_be_between(node: fx.Node, instance: Any) -> bool:
 
 
 def _axis_after(axis: int, layer: fx.Node, way: list[fx.Node]) -> int:
-    """Where an axis of a layer's result is after the permutations on the way, the last first; from the last, -1."""
+    """Where an axis of a layer's result ends up after the permutations on the way, last first, counted from -1."""
     rank = len(shape_of(layer) or ())
     place = axis % rank if rank else 0
     for order in (permutation(node) for node in reversed(way)):

@@ -5,13 +5,13 @@ after the first layer and multiplied by sᵢ in the second:
 
     sᵢ = √(r₁ᵢ · r₂ᵢ) / r₂ᵢ,      r₁ᵢ = max |w₁[i]|,  r₂ᵢ = max |w₂[:, i]|
 
-after which channel i has the range √(r₁ᵢ · r₂ᵢ) in both. Chains of layers are equalized several times over. If
+after which channel i has the range √(r₁ᵢ · r₂ᵢ) in both. Chains of layers are equalized repeatedly. If
 a BatchNorm follows the first layer, its weight and bias take the factor (r₁ is that of the folded weight).
 
 Off unless asked for: it changes parameters, so the model equals the original up to rounding only, and a ``state_dict``
-loaded afterwards brings the original ranges back. Weights with one scale per tensor gain most, as depthwise
-convolutions do:  ``cross_layer_equalization: {iterations: 20, relu6: true}``; with ``relu6``, ReLU6 counts as ReLU:
-its limit of 6 then cuts at another place, which changes what the model computes.
+loaded afterwards restores the original ranges. Weights with one scale per tensor gain most, and so do depthwise
+convolutions:  ``cross_layer_equalization: {iterations: 20, relu6: true}``; with ``relu6``, ReLU6 counts as ReLU:
+its limit of 6 then cuts elsewhere, which changes what the model computes.
 """
 
 from collections import Counter
@@ -51,11 +51,11 @@ class Pair:
 
     @property
     def modules(self) -> list[Any]:
-        """All that have a part in it."""
+        """All modules involved."""
         return [module for module in (self.first, self.second, self.norm) if module is not None]
 
     def why_unfit(self, rank: int) -> str | None:
-        """Why no factor can go from the first layer, whose result has ``rank`` dimensions, to the second."""
+        """Why no factor can move from the first layer, whose result has ``rank`` dimensions, to the second."""
         if self.norm is not None and isinstance(self.first, nn.Linear) and rank != 2:
             return "the norm between them is on another axis"
         if isinstance(self.first, nn.Linear) != isinstance(self.second, nn.Linear):
@@ -96,8 +96,8 @@ class ReplacePattern(ReplacePatternBase):
     """Equalize every pair of layers that can be, and say why the others cannot.
 
     Args:
-        iterations: how often all pairs are equalized; it ends earlier once nothing moves any more.
-        relu6: take ReLU6 for ReLU.
+        iterations: how often all pairs are equalized; stops early once nothing moves any more.
+        relu6: treat ReLU6 as ReLU.
     """
 
     strategy = ReplaceStrategy.APPLY_INTERSECT
@@ -124,7 +124,7 @@ class ReplacePattern(ReplacePatternBase):
         ]
 
     def make_joint_checkers(self) -> list[Any]:
-        """The factor fits, and nobody else would see it."""
+        """The factor must fit, and nothing else may see it."""
         return [(("first", "second"), self._fit)]
 
     def near_miss(self, node: fx.Node, reason: str) -> None:
@@ -148,7 +148,7 @@ class ReplacePattern(ReplacePatternBase):
             self.note(f"equalized {pair.name}, by factors from {low:.2g} to {high:.2g}")
 
     def _passes(self, node: fx.Node, instance: Any) -> bool:
-        """Whether a factor per channel can move past a node, or into it as into a norm."""
+        """Whether a factor per channel can move past a node, or into it if it is a norm."""
         kind = operator_called(node, instance)
         if kind is None:
             return False
@@ -168,21 +168,21 @@ class ReplacePattern(ReplacePatternBase):
     def _fit(self, first: fx.Node, second: fx.Node, modules: dict[str, Any]) -> bool | str:
         way = self._between(first, second)
         if any(kind.name == "batch_norm" for _, kind in way[:-1]):
-            return False  # a norm takes the factor of the layer right before it
+            return False  # a norm takes the factor of the layer directly before it
         if isinstance(modules["second"], nn.Linear) and any(kind.pool for _, kind in way):
-            return False  # a pool mixes what a linear layer takes for channels
+            return False  # a pool mixes what a linear layer treats as channels
         pair = self._pair(first, second)
         reason = self._why_seen([*dict(way), first]) or self._why_shared(pair)
         reason = reason or pair.why_unfit(len(shape_of(first) or ()))
         return True if reason is None else f"{pair.name}, {reason}"
 
     def _why_seen(self, nodes: list[fx.Node]) -> str | None:
-        """Who else reads a tensor that is divided by the factor."""
+        """Say what else reads a tensor that is divided by the factor."""
         split = next((node for node in nodes if len(node.users) > 1), None)
         return None if split is None else f"{split.name} has {len(split.users)} users"
 
     def _why_shared(self, pair: Pair) -> str | None:
-        """Who else uses a parameter that takes the factor."""
+        """Say what else uses a parameter that takes the factor."""
         for module in pair.modules:
             if len(self.calls[module]) > 1:
                 return f"{self.calls[module][0].target} is called more than once"

@@ -3,8 +3,8 @@
     sdpa(q, k, v)  ->  softmax(q·kᵀ·scale + mask) · v,      scale = 1/√d if none is given
 
 Off unless asked for: the parts round differently from torch's fused kernels (about 1e-6 of the values), so a prepared
-model would no longer equal the original to the last bit. All arguments are honoured: boolean and float masks, rows that
-a mask hides completely (zeros), causal, scale, dropout, and grouped queries.
+model would no longer equal the original to the last bit. All arguments are supported: boolean and float masks, rows
+that a mask hides completely (zeros), causal, scale, dropout, and grouped queries.
 """
 
 import math
@@ -27,7 +27,7 @@ _NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 
 @register_schedule("decompose_attention", stage="simplify", after="split_attention", default=False, tolerance=1e-5)
 class ReplacePattern(ReplacePatternBase):
-    """Decompose every attention, of functions and of split modules."""
+    """Decompose every attention, from functions and from split modules."""
 
     done = "decomposed"
     strategy = ReplaceStrategy.APPLY_NOINTERSECT

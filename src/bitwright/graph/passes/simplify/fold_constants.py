@@ -1,8 +1,8 @@
 """Compute once what no input can change:  f(c)  ->  a buffer that holds f(c).
 
-A constant is a tensor that forward made, or a buffer that the model's files do not hold (``persistent=False``), and
-that nothing writes into. Parameters train, and buffers with a name in the ``state_dict`` may be loaded later, so what
-is computed from them stays as it is. The option ``persistent`` folds buffers like those too:
+A constant is a tensor that forward created, or a buffer that is not in the ``state_dict`` (``persistent=False``), if
+nothing writes into it. Parameters train, and buffers in the ``state_dict`` may be loaded later, so results computed
+from them are not folded. The option ``persistent`` folds such buffers too:
 ``fold_constants: {persistent: true}``.
 """
 
@@ -18,16 +18,16 @@ from bitwright.graph.rewriting.schedule import register_schedule
 from bitwright.torch_internals import is_saved
 
 _CALLS = ("call_function", "call_method")
-LARGEST = 2**24  # values: larger results are left to be computed
+LARGEST = 2**24  # values: larger results are not folded
 
 
 @register_schedule("fold_constants", stage="simplify", after=("fold_shape_arithmetic", "unbind_to_select"))
 def fold_constants(model: CapturedModel, persistent: bool = False) -> list[str]:
-    """Fold every constant expression, and say why those of named buffers are not.
+    """Fold every constant expression, and say why those of named buffers are kept.
 
     Args:
         model: the model.
-        persistent: fold what is computed from named buffers too; loading other values for them then has no effect.
+        persistent: also fold results computed from named buffers; loading other values then has no effect.
     """
     found = _computed_from_attributes(model, persistent)
     evaluate = Evaluator(model)
@@ -43,7 +43,7 @@ def fold_constants(model: CapturedModel, persistent: bool = False) -> list[str]:
 
 
 def _computed_from_attributes(model: CapturedModel, persistent: bool) -> dict[fx.Node, str]:
-    """The nodes that no input reaches, each with a reason if it may change all the same."""
+    """The nodes that no input reaches, each with a reason if it may change anyway."""
     reads = [node for node in model.graph.nodes if node.op == "get_attr"]
     if not reads:
         return {}

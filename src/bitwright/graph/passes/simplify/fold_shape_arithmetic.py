@@ -1,7 +1,7 @@
 """Replace sizes that no input can change by numbers:  x.shape[1] * 2  ->  64  after a layer with 32 channels.
 
 A size counts as fixed where a layer, a parameter or a reshape with a plain number sets it. Sizes of the inputs (batch,
-image, sequence) stay symbolic, so the model goes on taking other ones.
+image, sequence) stay symbolic, so the model still accepts others.
 """
 
 from torch import fx
@@ -15,7 +15,7 @@ from bitwright.graph.sizes import Sizes
 
 @register_schedule("fold_shape_arithmetic", stage="simplify", after=("split_attention", "decompose_attention"))
 def fold_shape_arithmetic(model: CapturedModel) -> list[str]:
-    """Fold every size that is known, with what was only computed for it."""
+    """Fold every known size, along with what was only computed for it."""
     plain = [node for node in model.graph.nodes if facts(node).plain]
     if not plain:
         return []

@@ -1,8 +1,8 @@
 """Turn in-place operations into functional ones:  x.add_(y); f(x)   becomes   z = x + y; f(z).
 
-A quantizer on an edge gives a new tensor, so an operation that writes into its input would write past it. If other
-tensors share the memory and are read later, the operation stays in place, and all that share it are marked ``written``,
-so that none of them is quantized. Writes into parameters, buffers and graph inputs stay in place too.
+A quantizer on an edge returns a new tensor, so an operation that writes into its input would bypass it. If other
+tensors share the memory and are read later, the operation stays in place, and all tensors that share it are marked
+``written``, so that none of them is quantized. Writes into parameters, buffers and graph inputs stay in place too.
 """
 
 from collections.abc import Callable
@@ -32,11 +32,11 @@ _FUNCTIONAL: dict[Any, Callable[..., Any]] = {**IN_PLACE_OPERATORS, set_item: _w
 
 @register_schedule("functionalize", stage="simplify", before=("*",))
 def functionalize(model: CapturedModel) -> list[str]:
-    """Rewrite every in-place operation whose memory nobody else reads."""
+    """Rewrite every in-place operation whose memory nothing else reads."""
     order = {node: i for i, node in enumerate(model.graph.nodes)}
     notes: list[str] = []
     free: set[Any] = set()
-    bound: set[Any] = set()  # modules that have to stay in place at some call
+    bound: set[Any] = set()  # modules that must stay in place in some call
     for node in [n for n in model.graph.nodes if writes(n, model) and shape_of(first_input(n)) is not None]:
         written, module = cast("fx.Node", first_input(node)), module_of(node, model)
         _read_result(written, node, order)
@@ -56,15 +56,15 @@ def _forget_sharing(model: CapturedModel) -> None:
 
 
 def _read_result(written: fx.Node, node: fx.Node, order: dict[fx.Node, int]) -> None:
-    """Let what comes after the in-place operation read its result, which is the tensor written to."""
+    """Make what follows the in-place operation read its result, which is the tensor written to."""
     for user in [u for u in written.users if order[u] > order[node]]:
         user.replace_input_with(written, node)
         set_facts(user, shares=tuple(node if n is written else n for n in facts(user).shares))
 
 
 def _why_in_place(node: fx.Node, written: fx.Node, module: nn.Module | None, order: dict[fx.Node, int]) -> str | None:
-    """Make one operation functional, or mark all that share its memory and tell why it stays."""
-    family = _sharing_memory(written, node)  # after ``node``, nobody reads ``written`` itself any more
+    """Make one operation functional, or mark all that share its memory and say why it stays."""
+    family = _sharing_memory(written, node)  # after ``node``, nothing reads ``written`` itself any more
     readers = [member for member in family if _is_read_after(member, node, order)]
     if readers:
         for member in (*family, node):
@@ -83,7 +83,7 @@ def _is_read_after(member: fx.Node, node: fx.Node, order: dict[fx.Node, int]) ->
 
 
 def _sharing_memory(start: fx.Node, without: fx.Node) -> list[fx.Node]:
-    """Every node whose value shares memory with that of ``start``, except ``without`` and what comes of it."""
+    """Every node whose value shares memory with ``start``, except ``without`` and its descendants."""
 
     def sharing(node: fx.Node) -> list[fx.Node]:
         views = [user for user in node.users if node in facts(user).shares]
@@ -93,7 +93,7 @@ def _sharing_memory(start: fx.Node, without: fx.Node) -> list[fx.Node]:
 
 
 def _changes_dtype(node: fx.Node, written: fx.Node) -> bool:
-    """Whether the functional form would give a wider type: in place, the tensor written to keeps its own."""
+    """Whether the functional form would return a wider type: in place, the tensor written to keeps its type."""
     own, others = dtype_of(written), filter(None, map(dtype_of, node.all_input_nodes))
     return own is not None and any(torch.promote_types(own, other) != own for other in others)
 

@@ -1,7 +1,7 @@
 """Pool where an image's mean is taken:  x.mean((2, 3))  ->  flatten(adaptive_avg_pool2d(x, 1)).
 
-Runtimes have an integer kernel for the pool, and often none for the mean. Torch computes both alike, to the last bit.
-A mean that is subtracted stays: it normalizes, which 8 bits are too few for.
+Runtimes have an integer kernel for the pool, but often none for the mean. Torch computes both alike, to the last bit.
+A mean that is subtracted stays: it normalizes, for which 8 bits are not enough.
 """
 
 import operator
@@ -24,7 +24,7 @@ _SUBTRACTIONS = {operator.sub, torch.sub, torch.subtract, torch.rsub, "sub", "su
 
 @register_schedule("mean_to_pool", stage="simplify", default=False)
 class ReplacePattern(ReplacePatternBase):
-    """Rewrite every mean over all places of an image or a volume."""
+    """Rewrite every mean over all positions of an image or a volume."""
 
     done = "rewritten"
     strategy = ReplaceStrategy.APPLY_NOINTERSECT
@@ -33,7 +33,7 @@ class ReplacePattern(ReplacePatternBase):
         return [MatcherNode("mean", None, _MEANS, _is_a_pool)]
 
     def get_new_graph(self, nodes_dict: Nodes, modules_dict: Called, model: Any, *_: Any) -> fx.Node:
-        """Pool to one place, and drop its dimensions unless they are kept."""
+        """Pool to one position, and drop its dimensions unless they are kept."""
         node = nodes_dict["mean"]
         build, image = NodeBuilder(model, node), argument(node, 0, "input")
         pooled = build.function(_POOLS[len(shape_of(image) or ())], image, 1)

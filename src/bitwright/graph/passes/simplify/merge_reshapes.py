@@ -17,14 +17,14 @@ from bitwright.graph.rewriting.schedule import register_schedule
 from bitwright.graph.sizes import permutation
 
 _RESHAPES = {"reshape", "view", torch.reshape}
-# What only changes the shape: the reshape after it does not need it.
+# Operations that only change the shape, which the reshape after them does not need.
 _SHAPE_ONLY = _RESHAPES | {"flatten", torch.flatten, "unsqueeze", torch.unsqueeze, "squeeze", torch.squeeze}
 _PERMUTATIONS = {"permute", torch.permute, "transpose", torch.transpose, "swapaxes", torch.swapaxes}
 
 
 @register_schedule("merge_reshapes", stage="simplify", after=("unbind_to_select", "remove_identity", "remove_dropout"))
 class ReplacePattern(ReplacePatternBase):
-    """Merge two views into one, as long as nobody else reads the first."""
+    """Merge two views into one if nothing else reads the first."""
 
     done = "merged"
 
@@ -36,7 +36,7 @@ class ReplacePattern(ReplacePatternBase):
         ]
 
     def make_joint_checkers(self) -> list[Any]:
-        """Both change the shape, or both the order of dimensions."""
+        """Both must change the shape, or both the order of dimensions."""
 
         def fit(before: fx.Node, view: fx.Node, _: Any) -> bool | str:
             if not _are_reshapes(before, view) and not _are_permutations(before, view):
@@ -49,7 +49,7 @@ class ReplacePattern(ReplacePatternBase):
         self.note(f"not merged: {node.name} {reason}")
 
     def get_new_graph(self, nodes_dict: Nodes, modules_dict: Called, model: Any, *_: Any) -> fx.Node | None:
-        """Let the second view read what the first reads."""
+        """Make the second view read the input of the first."""
         before, view = nodes_dict["before"], nodes_dict["view"]
         if _are_permutations(before, view):
             return self._merge_permutations(model, before, view)

@@ -1,7 +1,7 @@
-"""Name what only changes the precision of float tensors:  x.to(torch.float32), x.half()  ->  cast_float(x, dtype).
+"""Name casts that only change the precision of float tensors:  x.to(torch.float32), x.half()  ->  cast_float(x, dtype).
 
-Methods cast numbers of any kind; of this function it is known that floats go in and come out, so that a quantizer's
-scale still fits what comes out, and no other is placed.
+Methods cast numbers of any kind. This function is known to take and return floats, so a quantizer's scale still fits
+its result, and no other quantizer is placed.
 """
 
 from typing import Any

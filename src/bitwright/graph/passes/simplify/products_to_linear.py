@@ -1,8 +1,8 @@
 """Make linear layers of products with constants:  addmm(b, x, W)  ->  linear(x, Wᵀ, b),  x @ W  ->  linear(x, Wᵀ).
 
-So weights that a model multiplies by hand (``Conv1D`` of older transformers, a tied head, ``einsum``) are weights to
-backends, with a scale for each output. The results are the same bits: torch computes a linear layer by these very
-products, or else :func:`bitwright.nn.products.linear_as_written` goes back to what was written.
+Backends then see weights that a model multiplies by hand (``Conv1D`` of older transformers, a tied head, ``einsum``) as
+weights, with a scale for each output. The results have the same bits: torch computes a linear layer with these very
+products, or else :func:`bitwright.nn.products.linear_as_written` reverts to what was written.
 
     W @ x                            ->  linear(xᵀ, W)ᵀ
     baddbmm(b, x, W.expand(n, …))    ->  linear(x, Wᵀ, b)
@@ -37,8 +37,8 @@ class _Linear:
 
     Attributes:
         x: the tensor.
-        constant: what it is multiplied by.
-        bias: what is added to each row, or None.
+        constant: the other factor.
+        bias: added to each row, or None.
         call: how it was written, for :func:`linear_as_written`; None where a linear layer has the same bits.
         layout: which dimension is which.
         first: whether the constant is the first factor.
@@ -54,13 +54,13 @@ class _Linear:
 
 @register_schedule("products_to_linear", stage="simplify", after="fold_constants")
 class ReplacePattern(ReplacePatternBase):
-    """Rewrite every product of which one factor is a matrix of parameters or buffers."""
+    """Rewrite every product with a factor that is a matrix of parameters or buffers."""
 
     done = "made linear"
     strategy = ReplaceStrategy.APPLY_NOINTERSECT
 
     def begin(self, model: fx.GraphModule) -> None:
-        """Keep the model, to know how constants lie in memory."""
+        """Keep the model, to see how constants lie in memory."""
         self.model: Any = model
 
     def make_ops(self) -> list[MatcherNode]:
@@ -110,7 +110,7 @@ def _add(build: NodeBuilder, steps: Steps, node: fx.Node) -> fx.Node:
 
 
 def _linear(node: fx.Node) -> _Linear | str | None:
-    """The linear layer that a product is, why it is none, or None where that is plain to see."""
+    """The linear layer that a product is, the reason why it is not one, or None where that is obvious."""
     if node.target is torch.einsum:
         return _of_equation(node)
     bias, a, b = _factors(node)
@@ -136,7 +136,7 @@ def _is_bias(bias: Any) -> bool:
 
 
 def _factors(node: fx.Node) -> tuple[Any, Any, Any]:
-    """The bias or None, and both factors; of one that is repeated for each sample, what is repeated."""
+    """The bias or None, and both factors; for one repeated for each sample, what is repeated."""
     batched, summed = node.target in _BATCHED, node.target in _SUMS
     if summed:
         names = ("batch1", "batch2") if batched else ("mat1", "mat2")

@@ -1,7 +1,7 @@
-"""Remove what nobody reads: calls without users that change nothing else.
+"""Remove what nothing reads: calls without users that change nothing else.
 
-What stays: writes in place, calls that draw random numbers (those after them would draw others), checks of inputs,
-modules with hooks or statistics of their own, and everything that is not known to only compute a result.
+These stay: in-place writes, calls that draw random numbers (later calls would draw others), checks of inputs, modules
+with hooks or their own statistics, and everything not known to only compute a result.
 """
 
 from bitwright.graph.effects import only_computes
@@ -12,7 +12,7 @@ from bitwright.graph.rewriting.schedule import register_schedule
 
 @register_schedule("remove_dead_code", stage="simplify", after="*")
 def remove_dead_code(model: CapturedModel) -> list[str]:
-    """Remove all dead code, and tell what was computed for nothing."""
+    """Remove all dead code, and report what was computed for nothing."""
     removed = []
     for node in reversed(list(model.graph.nodes)):
         if not node.users and only_computes(node, model):

@@ -22,7 +22,7 @@ class ReplacePattern(ReplacePatternBase):
     """Remove dropout that does nothing, and say where it stays for training.
 
     Args:
-        trained: the model will not be trained again, so that dropout modules can go too.
+        trained: the model will not be trained again, so dropout modules can go too.
     """
 
     done = "removed"
@@ -35,7 +35,7 @@ class ReplacePattern(ReplacePatternBase):
         return [MatcherNode("dropout", None, "op:dropout", self._may_go)]
 
     def get_new_graph(self, nodes_dict: Nodes, *_: Any) -> fx.Node | None:
-        """Put its input in its place."""
+        """Replace it with its input."""
         return first_input(nodes_dict["dropout"])
 
     def _may_go(self, node: fx.Node, module: Any) -> bool | str:

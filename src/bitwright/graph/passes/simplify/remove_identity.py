@@ -1,9 +1,9 @@
 """Remove what returns its input:  identity(x)  ->  x,  x[:, :all]  ->  x,  cat([tensor([]), x])  ->  x.
 
-``nn.Identity`` and empty ``nn.Sequential`` modules go. Those with hooks stay, because somebody looks at them. A slice
-goes if it takes all of each dimension, whatever the input. (OpenVINO crashes on some that it finds before a sum.)
-A concatenation goes if all operands but one are empty, as caches of decoders are at first. (Its quantizer would follow
-that of the operand, and onnxruntime makes one of the two, with other values.)
+This removes ``nn.Identity`` and empty ``nn.Sequential`` modules, except those with hooks, which somebody watches. It
+removes a slice if it takes all of each dimension, whatever the input. (OpenVINO crashes on some before a sum.) It
+removes a concatenation if all operands but one are empty, as a decoder's cache is at first. (Its quantizer would
+follow the operand's, and onnxruntime merges the two, with other values.)
 """
 
 import operator
@@ -33,7 +33,7 @@ class ReplacePattern(ReplacePatternBase):
     strategy = ReplaceStrategy.APPLY_NOINTERSECT
 
     def begin(self, model: fx.GraphModule) -> None:
-        """Remember the model, whose sizes are worked out if something is sliced."""
+        """Remember the model, to work out its sizes if something is sliced."""
         self.model = model
         self.sizes: Sizes | None = None
 
@@ -77,7 +77,7 @@ def _covers(stop: object, size: int | None) -> bool:
 
 
 def _only_operand(node: fx.Node) -> fx.Node | None:
-    """The operand of a concatenation beside which all others are empty whatever the input; None if there are more."""
+    """The one operand of a concatenation that is not always empty; None if there are several."""
     operands: Any = node.args[0] if node.args else node.kwargs.get("tensors")
     if not isinstance(operands, list | tuple):
         return None

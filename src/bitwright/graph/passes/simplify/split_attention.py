@@ -2,11 +2,11 @@
 
     attention(query, key, value)  ->  linear, bmm, softmax, bmm, linear      (see ``attention.py``)
 
-It is found as ``nn.MultiheadAttention`` and as ``F.multi_head_attention_forward``. The nodes read the module's own
-parameters, so names and the ``state_dict`` stay as they are. The result is the same bit for bit, in the order in which
-torch computes: where it returns weights or takes its fast path, the products are written out; elsewhere it calls
+It finds ``nn.MultiheadAttention`` and ``F.multi_head_attention_forward``. The nodes read the module's own
+parameters, so names and the ``state_dict`` do not change. The result is the same bit for bit, in the order that torch
+computes it: where it returns weights or takes its fast path, the products are written out; elsewhere it calls
 ``scaled_dot_product_attention``, and so does the graph (``decompose_attention`` can take that apart). Only the native
-kernel of the fast path, for self-attention in evaluation without gradients, may round otherwise (about 1e-7). While
+kernel of the fast path, for self-attention in evaluation without gradients, may round differently (about 1e-7). While
 training, weights are dropped as before.
 """
 
@@ -42,7 +42,7 @@ class ReplacePattern(ReplacePatternBase):
         return [MatcherNode("attention", None, [nn.MultiheadAttention, F.multi_head_attention_forward], _may_be_split)]
 
     def get_new_graph(self, nodes_dict: Nodes, modules_dict: Called, model: Any, *_: Any) -> Any:
-        """Write its parts into the graph: the result and the weights, if they are needed."""
+        """Write the parts into the graph: the result, and the weights if they are needed."""
         node, called = nodes_dict["attention"], modules_dict["attention"]
         given = _arguments(node)
         if isinstance(called, nn.MultiheadAttention):
@@ -90,7 +90,7 @@ def _module_may_be_split(module: nn.MultiheadAttention) -> bool | str:
 
 
 def _of_module(build: NodeBuilder, module: nn.MultiheadAttention, given: dict[str, Any]) -> dict[str, Any]:
-    """What the function is given by the module itself, and how its products are computed."""
+    """The arguments that the module itself passes to the function, and how its products are computed."""
 
     def read(name: str) -> Any:
         owner, _, last = name.rpartition(".")
@@ -115,7 +115,7 @@ def _of_module(build: NodeBuilder, module: nn.MultiheadAttention, given: dict[st
 
 
 def _takes_fast_path(module: nn.MultiheadAttention, given: dict[str, Any]) -> bool:
-    """Whether torch evaluates this call with its native kernel, which multiplies as the written-out products do."""
+    """Whether torch evaluates this call with its native kernel, which multiplies like the written-out products."""
     tensors = {given[name] for name in _TENSORS[:3]}
     return all(
         (

@@ -1,12 +1,12 @@
-"""Let recurrent modules quantize their parts:  nn.LSTM  ->  QuantLSTM, with quantizers for inputs, states and weights.
+"""Make recurrent modules quantize their parts:  nn.LSTM  ->  QuantLSTM, with quantizers for inputs, states and weights.
 
-A recurrent module is not taken apart into graph nodes: a graph has a fixed number of steps, and the model would accept
-sequences of one length only. Its QModule has the parts inside: at every step it quantizes the input, the hidden state
-and the weights, with one pair of quantizers for each layer and direction, symmetric, weights per row.
+A recurrent module is not split into graph nodes, because a graph has a fixed number of steps and the model would
+accept sequences of only one length. Its QModule has the parts inside: at every step it quantizes the input, the hidden
+state and the weights, with one pair of quantizers for each layer and direction, symmetric, weights per row.
 
 Off unless asked for: no runtime here computes ONNX's recurrent operators in integers (OpenVINO refuses them with stored
 integers and quantized inputs), and a file holds a quantized one step by step, for sequences of the example's length.
-For onnxruntime's own LSTM on integer weights, see ``nn/dynamic_recurrent.py``. Ask for quantized modules by
+For onnxruntime's own LSTM with integer weights, see ``nn/dynamic_recurrent.py``. Ask for quantized modules with
 ``split_recurrent: true``, or with options ``split_recurrent: {bits: 8, keep: ["encoder.lstm"]}``.
 """
 
@@ -31,7 +31,7 @@ class ReplacePattern(ReplacePatternBase):
     """Swap every recurrent module that has a quantized form, and name the others.
 
     Args:
-        bits: how many bits inputs, states and weights have.
+        bits: bits of inputs, states and weights.
         keep: names of modules that stay float.
     """
 
@@ -47,14 +47,14 @@ class ReplacePattern(ReplacePatternBase):
         return [MatcherNode("recurrent", None, [*_QUANTIZED, *_OTHERS], self._may_be_swapped)]
 
     def get_new_graph(self, nodes_dict: Nodes, modules_dict: Called, model: Any, *_: Any) -> None:
-        """Put the quantized module under every name of the float one."""
+        """Register the quantized module under every name of the float one."""
         module = modules_dict["recurrent"]
         made = _quantized(_QUANTIZED[type(module)], module, self.bits)
         replace_modules(model, {module: made})
         self.note(f"{nodes_dict['recurrent'].target} quantizes its inputs, states and weights")
 
     def finish(self, model: fx.GraphModule) -> None:
-        """Say which of the names to keep are unknown."""
+        """Note names to keep that are unknown."""
         for name in self.keep:
             if name not in self.found:
                 self.note(f"not kept: {name}, no recurrent module has that name{suggest(name, self.found)}")
@@ -65,7 +65,7 @@ class ReplacePattern(ReplacePatternBase):
             return f"there is no quantized {type(module).__name__}"
         if str(node.target) in self.keep:
             return "it is to be kept"
-        return type(module) in _QUANTIZED  # or it was swapped already, at another call
+        return type(module) in _QUANTIZED  # or it was already swapped at another call
 
 
 def _quantized(cls: type, module: nn.Module, bits: int) -> nn.Module:

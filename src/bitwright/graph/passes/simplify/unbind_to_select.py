@@ -2,8 +2,8 @@
 
     unbind(x, d)[i]  ->  select(x, d, i),      split(x, n, d)[i]  ->  narrow(x, d, i·n, n)
 
-So every part is a tensor that a quantizer can stand after. The parts of ``chunk`` and ``split`` are read in this way
-if their sizes are the same for all inputs.
+Every part then is a tensor that a quantizer can follow. The parts of ``chunk`` and ``split`` are read this way if their
+sizes are the same for all inputs.
 """
 
 import itertools
@@ -27,13 +27,13 @@ _SPLIT = {"split", torch.split, "split_with_sizes", torch.split_with_sizes}
 
 @register_schedule("unbind_to_select", stage="simplify", after="fold_shape_arithmetic")
 class ReplacePattern(ReplacePatternBase):
-    """Rewrite every tuple of parts that are read one by one, and say why not the others."""
+    """Rewrite every tuple of parts that are read one by one, and say why the others stay."""
 
     done = "rewritten"
     strategy = ReplaceStrategy.APPLY_NOINTERSECT
 
     def begin(self, model: fx.GraphModule) -> None:
-        """Remember the model, whose sizes are worked out if something is divided."""
+        """Remember the model, to work out its sizes if something is divided."""
         self.model = model
         self.sizes: Sizes | None = None
 
@@ -41,7 +41,7 @@ class ReplacePattern(ReplacePatternBase):
         return [MatcherNode("parts", None, _UNBIND | _CHUNK | _SPLIT, self._may_be_read)]
 
     def get_new_graph(self, nodes_dict: Nodes, modules_dict: Called, model: Any, *_: Any) -> list[fx.Node | None]:
-        """Make each part that is read."""
+        """Create each part that is read."""
         node = nodes_dict["parts"]
         calls: Any = self._parts(node)
         made: list[fx.Node | None] = [None] * len(calls)
