@@ -1,4 +1,4 @@
-"""Quantized operators: QModules, the records of what each operator is, and the registry that joins them."""
+"""Quantized operators: QModules, operator records, and the registry that connects them."""
 
 from typing import TYPE_CHECKING
 

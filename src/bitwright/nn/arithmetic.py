@@ -21,7 +21,7 @@ class _Single(QuantInputMixin, nn.Module):
 
 
 class _Pair(_Single):
-    """An operator of two tensors, each with a quantizer; a plain number is left as it is."""
+    """An operator on two tensors, each with a quantizer; plain numbers are left alone."""
 
     _other_quantizer: TensorQuantizer
 
@@ -34,7 +34,7 @@ class _Pair(_Single):
         self._other_quantizer = self.build_quantizer(quant_desc_input, "quant_desc_input")
 
     def pair(self, input: Any, other: Any) -> tuple[Any, Any]:  # noqa: ANN401
-        """Quantize those of the two that are tensors."""
+        """Quantize whichever of the two are tensors."""
         first = self.input_quantizer(input) if isinstance(input, Tensor) else input
         return first, self.other_quantizer(other) if isinstance(other, Tensor) else other
 

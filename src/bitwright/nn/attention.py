@@ -19,15 +19,15 @@ class QuantMultiheadAttention(TakesDescriptors, QuantMixin, nn.MultiheadAttentio
 
     ``input_quantizer`` serves query, key and value; there is one weight quantizer for the input projection
     (``weight_quantizer``; with kdim or vdim, for each of its three parts) and one for the output projection
-    (``out_weight_quantizer``). The attention itself and what goes into the output projection stay float. With all
-    quantizers off the original runs, fused as it is.
+    (``out_weight_quantizer``). The attention itself and the input of the output projection stay float. With all
+    quantizers off, the original fused operator runs.
     """
 
     by_default = True
     _out_weight_quantizer: TensorQuantizer
 
     def init_quantizer(self, *descriptors: QuantDescriptor) -> None:  # pyrefly: ignore
-        """Make the quantizers of the inputs and of every projection weight there is."""
+        """Create the quantizers of the inputs and of every existing projection weight."""
         super().init_quantizer(*descriptors)
         for name in ("_k_weight_quantizer", "_v_weight_quantizer"):
             setattr(self, name, None if self._qkv_same_embed_dim else self.build_quantizer(descriptors[1], WEIGHT))

@@ -1,16 +1,16 @@
-"""What attention is split into, beyond operators that torch has: sums with masks, and products that drop weights."""
+"""Parts of split attention that torch has no operators for: sums with masks, and products that drop weights."""
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 
 def add_mask(scores: Tensor, mask: Tensor) -> Tensor:
-    """Add a mask to attention scores: a sum that stays float, as a mask holds values like -inf."""
+    """Add a mask to attention scores; the sum stays float because a mask holds values like -inf."""
     return scores + mask
 
 
 class AttentionProduct(nn.Module):
-    """``F.scaled_dot_product_attention`` that drops weights while training, as ``nn.MultiheadAttention`` does."""
+    """``F.scaled_dot_product_attention`` that drops weights in training, like ``nn.MultiheadAttention``."""
 
     def __init__(self, dropout: float) -> None:
         super().__init__()

@@ -7,12 +7,12 @@ INT32_MAX = 2**31 - 1
 
 
 def round_bias(bias: Tensor, scale: Tensor) -> Tensor:
-    """The integers of an int32 bias, as floats, with a straight-through gradient within the limits of int32."""
+    """Round a bias to the integers of int32, as floats, with a straight-through gradient within its limits."""
     steps = (bias.double() / scale.double()).clamp(-INT32_MAX, INT32_MAX)
     return (steps + (torch.round(steps) - steps).detach()).to(bias.dtype)  # exact, in double precision
 
 
 def rounded_bias(bias: Tensor, scale: Tensor) -> Tensor:
-    """The values of an int32 bias; those of a half-precision one are computed in float32."""
+    """The values of an int32 bias, computed in float32 if the bias is in half precision."""
     wide = bias.to(torch.promote_types(bias.dtype, scale.dtype))
     return (round_bias(wide, scale) * scale).to(bias.dtype)

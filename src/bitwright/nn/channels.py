@@ -51,7 +51,7 @@ def _transposed(layer: Any) -> bool:  # noqa: ANN401
 
 
 def _shaped(layer: Any, values: Tensor, *, first: bool) -> Tensor:  # noqa: ANN401
-    """Values for the first axis of the weight, or for the second, where each group of the first has its own."""
+    """Shape values for the first axis of the weight, or for the second, where each group of the first has its own."""
     size, ones = layer.weight.shape[0], [1] * (layer.weight.ndim - 2)
     if first:
         return values.reshape(-1, 1, *ones)

@@ -25,7 +25,7 @@ class _Geometry(QuantLayer):
 
 class _QuantConv(_Geometry):
     def arrange(self, x: Tensor) -> Tensor:
-        """Pad with values of the input, where the padding mode says so."""
+        """Pad with values of the input if the padding mode says so."""
         edges = [] if self.padding_mode == "zeros" else padding_edges(self)
         return F.pad(x, edges, mode=self.padding_mode) if any(edges) else x
 

@@ -1,11 +1,11 @@
-"""DynamicLSTM: an LSTM on integer weights, with the range of each tensor that it multiplies found while it runs.
+"""DynamicLSTM: an LSTM with integer weights that finds the range of each tensor it multiplies as it runs.
 
 It computes what onnxruntime's DynamicQuantizeLSTM does. Each layer and direction quantizes its whole input, all steps
 of all sequences, to u8 with the input's own range, and at every step the hidden states of all sequences with theirs:
 
     W x + R h  ->  (s_x s_W) (W_q x_q) + (s_h s_R) (R_q h_q)
 
-W and R have scales of their own, one per row. Biases, gates and the cell's state stay float.
+W and R have their own scales, one per row. Biases, gates and the cell's state stay float.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from bitwright.nn.registry import adopt
 from bitwright.quantizer import TensorQuantizer
 
 INPUTS = "uint8 affine tensor"
-_LEAST = 2**15  # weights of a layer below which onnxruntime is faster in float
+_LEAST = 2**15  # weights per layer; below this, onnxruntime is faster in float
 
 
 def why_not_dynamic(module: nn.LSTM) -> str:
@@ -39,7 +39,7 @@ class DynamicLSTM(QuantLSTM):
 
     @classmethod
     def of(cls, module: nn.LSTM, name: str, weight: Callable[[str], TensorQuantizer]) -> Self:
-        """Make one of a float LSTM; ``weight`` makes the quantizer of the weight of a name."""
+        """Build one from a float LSTM; ``weight`` creates the quantizer for a weight's name."""
         made: Self = adopt(cls, module)
         places = range(made._places())
         made._input_quantizers = nn.ModuleList(_dynamic(f"input and states of {name}") for _ in places)
@@ -47,7 +47,7 @@ class DynamicLSTM(QuantLSTM):
         return made
 
     def weight_names(self) -> list[str]:
-        """The names of the weights, those of inputs and of hidden states by turns."""
+        """The names of the weights, alternating between inputs and hidden states."""
         return [name for name in self._flat_weights_names if name.startswith("weight_")]
 
     def is_active(self) -> bool:
@@ -78,5 +78,5 @@ def _dynamic(label: str) -> TensorQuantizer:
 
 
 def _product(x: Tensor, weight: Tensor) -> Tensor:
-    """The product without the rounding of sums: integers have none."""
+    """The product without rounding of sums, as with integers."""
     return F.linear(x.double(), weight.double()).float()

@@ -1,4 +1,4 @@
-"""QuantEmbedding: nn.Embedding with a quantized table; what goes in are indices."""
+"""QuantEmbedding: nn.Embedding with a quantized table; its inputs are indices."""
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -12,7 +12,7 @@ from bitwright.quantizer import QuantDescriptor
 class QuantEmbedding(TakesDescriptors, QuantMixin, nn.Embedding):
     """nn.Embedding with a quantized weight, one scale for each of its rows.
 
-    It takes ``quant_desc_weight`` besides the arguments of the original, and has no ``input_quantizer``.
+    It takes ``quant_desc_weight`` in addition to the original's arguments, and has no ``input_quantizer``.
     """
 
     by_default = False
@@ -22,7 +22,7 @@ class QuantEmbedding(TakesDescriptors, QuantMixin, nn.Embedding):
         self._weight_quantizer = self.build_quantizer(quant_desc_weight, WEIGHT)
 
     def forward(self, input: Tensor) -> Tensor:
-        if self.max_norm is not None:  # renormalises the rows in place, as the original does, before they are quantized
+        if self.max_norm is not None:  # renormalises the rows in place before they are quantized, like the original
             nn.Embedding.forward(self, input)
         weight = self.weight_quantizer(self.weight)
         return F.embedding(input, weight, self.padding_idx, None, self.norm_type, self.scale_grad_by_freq, self.sparse)

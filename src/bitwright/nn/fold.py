@@ -1,4 +1,4 @@
-"""Folds: what a layer computes together with its operator, as values: for each channel a map  x·c + d.
+"""Folds: maps x·c + d of each channel that a layer computes together with its operator, as values.
 
 A quantized layer has two chains of folds, ``before`` on its input channels and ``after`` on its output channels. While
 its weight is float, it applies them as written, bit for bit. Once the weight is quantized, they are part of it:
@@ -6,8 +6,8 @@ its weight is float, it applies them as written, bit for bit. Once the weight is
     after:   w' = w·c,   b' = b·c + d
     before:  w' = w·c,   b' = b + Σ w·d
 
-A fold owns no parameters. It refers to the modules that do, so the names in the ``state_dict`` stay as they are, and
-the layer sees every value that is trained, loaded or moved.
+A fold owns no parameters. It refers to the modules that do, so names in the ``state_dict`` do not change, and the
+layer sees every value that is trained, loaded or moved.
 """
 
 from collections.abc import Callable
@@ -25,21 +25,21 @@ BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d | nn.SyncBatchNorm
 Value = Callable[[], Tensor]
 """A tensor computed from parameters and buffers, each time it is asked for."""
 
-FROZEN, BY_BATCH = "_statistics_frozen", "_statistics_by_batch"  # attributes that bitwright.nn.norm gives a BatchNorm
+FROZEN, BY_BATCH = "_statistics_frozen", "_statistics_by_batch"  # attributes that bitwright.nn.norm sets on a BatchNorm
 
 
 @dataclass(frozen=True, eq=False)
 class Fold:
-    """One map of each channel; the subclasses say which."""
+    """A map of each channel, defined by subclasses."""
 
     @property
     def norm(self) -> BatchNorm | None:
-        """The BatchNorm whose statistics the map is made of, if it is one that can move them."""
+        """The BatchNorm whose statistics define the map, if it can move them."""
         return None
 
     @property
     def by_batch(self) -> bool:
-        """Whether a quantized layer has to apply this after computing, to normalize by the batch."""
+        """Whether a quantized layer must apply this after computing, to normalize by the batch."""
         norm = self.norm
         return norm is not None and norm.training and BY_BATCH in norm.__dict__
 
@@ -48,7 +48,7 @@ class Fold:
         raise NotImplementedError(f"{type(self).__name__} must define what it computes")
 
     def affine(self, channels: int, like: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Factor and shift of each channel, a shift of None for zero; ``like`` has their device and type."""
+        """Factor and shift of each channel (None means no shift), with the device and type of ``like``."""
         raise NotImplementedError(f"{type(self).__name__} must define its factor for each channel")
 
 
@@ -116,7 +116,7 @@ class FunctionFold(Fold):
 
 @dataclass(frozen=True, eq=False)
 class ShuffledFold(Fold):
-    """A fold of shuffled channels: its channel j is channel ``order[j]`` of the layer."""
+    """A fold of shuffled channels, whose channel j is channel ``order[j]`` of the layer."""
 
     fold: Fold
     order: Tensor
@@ -172,14 +172,14 @@ class ArithmeticFold(Fold):
 
 
 def apply_all(folds: tuple[Fold, ...], x: Tensor) -> Tensor:
-    """Compute a chain of folds as they were written."""
+    """Compute a chain of folds as written."""
     for fold in folds:
         x = fold.apply(x)
     return x
 
 
 def combine(folds: tuple[Fold, ...], channels: int, like: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Factor and shift of a chain that is not empty, one value per channel."""
+    """Factor and shift of a non-empty chain, one value per channel."""
     factor, shift = folds[0].affine(channels, like)
     for fold in folds[1:]:
         more, moved = fold.affine(channels, like)

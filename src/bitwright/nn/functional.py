@@ -1,4 +1,4 @@
-"""QuantFunction: a function whose weight is an argument (F.conv2d, F.linear …), which is quantized."""
+"""QuantFunction: a function that takes its weight as an argument (F.conv2d, F.linear …), quantized."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ class QuantFunction(QuantLayer, nn.Module):
     """Calls the function with its own arguments; the second is the weight, the third the bias.
 
     Args:
-        node: the call in the graph that this module takes the place of.
+        node: the call in the graph that this module replaces.
     """
 
     def __init__(self, node: fx.Node) -> None:
@@ -34,7 +34,7 @@ class QuantFunction(QuantLayer, nn.Module):
         operator = operator_of_source(node.target)
         self.channel_axis = operator.weight_axis if operator is not None else 0
         groups = node.kwargs.get("groups", node.args[_GROUPS] if len(node.args) > _GROUPS else 1)
-        # Groups of a transposed convolution share scales along the weight's second axis: no int32 bias there.
+        # Groups of a transposed convolution share scales along the weight's second axis, so no int32 bias is possible.
         self.scale_per_output = bool(self.channel_axis == 0 or groups == 1)
 
     def forward(self, input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any) -> Tensor:

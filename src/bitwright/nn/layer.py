@@ -1,4 +1,4 @@
-"""QuantLayer: a layer that quantizes its input and weight, computes folds with them, and has an int32 bias."""
+"""QuantLayer: a layer that quantizes its input and weight, applies folds, and has an int32 bias."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,22 +14,22 @@ from bitwright.nn.mixins import QuantMixin, TakesDescriptors
 from bitwright.nn.placed import InputQuantizer, PlacedQuantizer
 from bitwright.quantizer import TensorQuantizer
 
-NEVER_ZERO = 2.0**-60  # added to what is divided by; far below the last bit of any real multiplier
+NEVER_ZERO = 2.0**-60  # added to divisors; far below the last bit of any real multiplier
 
 
 class QuantLayer(TakesDescriptors, QuantMixin):
     """Mixed before a layer of torch, takes its constructor's arguments and ``quant_desc_input``/``quant_desc_weight``.
 
-    What stands before and after the operator can be folded in, a BatchNorm above all: see :mod:`bitwright.nn.fold`. It
-    stays where it is in the model, so its parameters keep their names. The layer applies it as it was written while its
-    weight is float, and multiplies it into the weight once that is quantized. In training a BatchNorm may normalize by
-    the batch: see :mod:`bitwright.nn.norm`.
+    Operators before and after this one, above all a BatchNorm, can be folded in: see :mod:`bitwright.nn.fold`. They
+    stay where they are in the model, so their parameters keep their names. The layer applies them as written while its
+    weight is float, and multiplies them into the weight once that is quantized. In training a BatchNorm may normalize
+    by the batch: see :mod:`bitwright.nn.norm`.
 
     Attributes:
-        before: what is computed on the input channels, in order.
-        after: what is computed on the output channels, in order.
-        scale_per_output: whether each output channel has its own weight scale, or all have one.
-        quantize_bias: whether the bias has int32 steps of input scale times weight scale, as most backends ask for.
+        before: folds on the input channels, in order.
+        after: folds on the output channels, in order.
+        scale_per_output: whether each output channel has its own weight scale, or all share one.
+        quantize_bias: whether the bias has int32 steps of input scale times weight scale, as most backends require.
     """
 
     before: tuple[Fold, ...] = ()
@@ -46,15 +46,15 @@ class QuantLayer(TakesDescriptors, QuantMixin):
         return next((fold.norm for fold in self.after if fold.norm is not None), None)
 
     def compute(self, x: Tensor, weight: Tensor, bias: Tensor | None, *args: Any, **kwargs: Any) -> Tensor:
-        """The operator itself as a function of its weight and bias."""
+        """Compute the operator itself as a function of its weight and bias."""
         raise NotImplementedError(f"{type(self).__name__} must define what it computes")
 
     def arrange(self, x: Tensor) -> Tensor:
-        """Move values of the input before computing on them (pad by reflection); zeros and values only."""
+        """Rearrange the input before computing (such as padding by reflection); may only add zeros and input values."""
         return x
 
     def weight_keys(self) -> list[str]:
-        """The one weight quantizer, found without multiplying the folds in."""
+        """The single weight quantizer, found without multiplying in the folds."""
         own = isinstance(getattr(self, "weight", None), Tensor) and hasattr(self, "_weight_quantizer")
         return ["_weight_quantizer"] if own else []
 
@@ -68,7 +68,7 @@ class QuantLayer(TakesDescriptors, QuantMixin):
         return self._with_inputs(weight, bias)
 
     def _with_inputs(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Multiply in what is folded before the operator:  w' = w·c,  b' = b + Σ w·d."""
+        """Multiply in the folds before the operator:  w' = w·c,  b' = b + Σ w·d."""
         if not self.before:
             return weight, bias
         factor, shift = combine(self.before, input_channels(self), weight)
@@ -78,7 +78,7 @@ class QuantLayer(TakesDescriptors, QuantMixin):
         return weight * per_input(self, factor), bias
 
     def unfold(self, weight: Tensor) -> Tensor:
-        """The weight of which the folds make ``weight``."""
+        """The weight that the folds turn into ``weight``."""
         if self.before:
             weight = weight / (per_input(self, combine(self.before, input_channels(self), weight)[0]) + NEVER_ZERO)
         if self.after:
@@ -86,10 +86,10 @@ class QuantLayer(TakesDescriptors, QuantMixin):
         return weight
 
     def place_calls(self, quantizers: Sequence[TensorQuantizer]) -> None:
-        """Say which quantizers run on the edges before the first, second, … call of this layer in a graph.
+        """Set the quantizers that run on the edges before the first, second, … call of this layer in a graph.
 
-        The calls share the weight and its quantizer, and each has a bias in steps of its own input's scale. All calls
-        but the first pass their number as ``call``.
+        The calls share the weight and its quantizer, but each has a bias in steps of its own input's scale. All calls
+        except the first pass their number as ``call``.
         """
         self.place_input_quantizer(quantizers[0])
         self._later = tuple(PlacedQuantizer(q) for q in quantizers[1:])
@@ -105,7 +105,7 @@ class QuantLayer(TakesDescriptors, QuantMixin):
         if not self.quantize_bias or not source.quantizes or self.weight_quantizer.spec.bits > 8:
             return None
         if not (source.method.uniform and self.weight_quantizer.method.uniform):
-            return None  # products are no multiples of a step
+            return None  # products are not multiples of a step
         if not (source.calibrated and self.weight_quantizer.calibrated):
             return None  # ranges are found on the fly: the bias stays float
         scale, step = self.weight_quantizer.qparams()[0].detach(), source.qparams()[0].detach()
@@ -114,11 +114,11 @@ class QuantLayer(TakesDescriptors, QuantMixin):
         return step * self.spread(scale)
 
     def spread(self, scale: Tensor) -> Tensor:
-        """Repeat a weight scale so that there is one for each output channel."""
+        """Repeat a weight scale to get one for each output channel."""
         return scale
 
     def unfolded(self) -> tuple[Tensor, Tensor | None]:
-        """Quantized weight and bias for folds that are applied after:  quantize(w·c)/c, with c their factor."""
+        """Quantized weight and bias for folds that are applied afterwards:  quantize(w·c)/c, with c their factor."""
         quantizer = self.weight_quantizer
         original, bias = self._with_inputs(self.weight, self.bias)
         factor = combine(self.after, output_channels(self), original)[0] + NEVER_ZERO
@@ -132,7 +132,7 @@ class QuantLayer(TakesDescriptors, QuantMixin):
 
     @contextmanager
     def holding_folds(self) -> Iterator[None]:
-        """Multiply the folds in once for all calls within; the bias stays float, as in training."""
+        """Multiply in the folds once for all calls inside; the bias stays float, as in training."""
         self._held = self.folded_weight()
         try:
             yield
@@ -140,7 +140,7 @@ class QuantLayer(TakesDescriptors, QuantMixin):
             self._held = None
 
     def deploy(self, weight: Tensor, bias: Tensor | None, call: int = 0) -> tuple[Tensor, Tensor | None]:
-        """Weight and bias as the deployed file has them (dequantized).
+        """Weight and bias as in the deployed file (dequantized).
 
         In training the bias stays float: its steps are those of the accumulator, far finer than the output's, and the
         gradient is the same.

@@ -13,7 +13,7 @@ from bitwright.nn.registry import register_qmodule
 class QuantLinear(QuantLayer, nn.Linear):
     """nn.Linear with quantized input and weight."""
 
-    bias: Any  # a Parameter or None, which nn.Linear does not say
+    bias: Any  # a Parameter or None, which nn.Linear does not declare
 
     def compute(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return F.linear(x, weight, bias)

@@ -1,6 +1,6 @@
-"""What makes a module a QModule: it owns, or refers to, the quantizers of its input and weight.
+"""Mixins that make a module a QModule, which owns, or refers to, the quantizers of its input and weight.
 
-Both mixins work on either side of the class they are mixed with, and need no ``__init__`` of their own:
+Both mixins work on either side of the class they are mixed with, and have no ``__init__``:
 
     class QuantMaxPool2d(nn.MaxPool2d, QuantInputMixin):
         def __init__(self, *args, **kwargs):
@@ -28,9 +28,9 @@ class QuantInputMixin:
     """An operator with an ``input_quantizer``.
 
     Attributes:
-        default_quant_desc_input: how the input is quantized where nothing else is said.
-        descriptors: the names of the descriptors that the constructor takes.
-        quantizer_class: what quantizers are made of.
+        default_quant_desc_input: how the input is quantized by default.
+        descriptors: the names of the constructor's descriptors.
+        quantizer_class: the class of the quantizers.
     """
 
     descriptors: ClassVar[tuple[str, ...]] = (INPUT,)
@@ -48,24 +48,24 @@ class QuantInputMixin:
         return self._input_quantizer
 
     def init_quantizer(self, quant_desc_input: QuantDescriptor) -> None:
-        """Make the quantizer of the input; call it after the constructor of ``nn.Module``."""
+        """Create the quantizer of the input; call this after the constructor of ``nn.Module``."""
         self._input_quantizer = self.build_quantizer(quant_desc_input, INPUT)
 
     @classmethod
     def build_quantizer(cls, descriptor: QuantDescriptor, name: str) -> TensorQuantizer:
-        """A quantizer by its descriptor, which must ask for fake quantization: a module computes on floats."""
+        """Build a quantizer from its descriptor, which must use fake quantization: modules compute on floats."""
         if not _descriptor(descriptor, name).fake_quant:
             raise ValueError(f"{name}: only fake quantization is supported inside a module, not fake_quant=False")
         return cls.quantizer_class(descriptor)
 
     def place_input_quantizer(self, quantizer: TensorQuantizer) -> None:
-        """Say that ``quantizer`` runs on the edge before this module."""
+        """Record that ``quantizer`` runs on the edge before this module."""
         self.__dict__.get("_modules", {}).pop("_input_quantizer", None)
         self._input_quantizer = PlacedQuantizer(quantizer)
 
     @classmethod
     def from_float(cls, module: nn.Module, **descriptors: QuantDescriptor | None) -> Self:
-        """Make this QModule of a float module: same parameters, buffers, hooks and settings, plus quantizers.
+        """Build this QModule from a float module: same parameters, buffers, hooks and settings, plus quantizers.
 
         Args:
             module: the float module.
@@ -81,7 +81,7 @@ class QuantMixin(QuantInputMixin):
     """An operator with an ``input_quantizer`` and a ``weight_quantizer``.
 
     Attributes:
-        default_quant_desc_weight: how the weight is quantized where nothing else is said.
+        default_quant_desc_weight: how the weight is quantized by default.
         channel_axis: the axis of the weight that has the output channels.
     """
 
@@ -107,7 +107,7 @@ class QuantMixin(QuantInputMixin):
         quant_desc_weight: QuantDescriptor | None = None,
         num_layers: int | None = None,
     ) -> None:
-        """Make the quantizers, or for ``num_layers`` layers one pair each in ``_input_quantizers`` and so on."""
+        """Create the quantizers, or for ``num_layers`` layers one pair each in ``_input_quantizers`` and so on."""
         desc_weight = quant_desc_weight or type(self).default_quant_desc_weight
         num_layers = num_layers or self._places()
         if num_layers is None:
@@ -119,15 +119,15 @@ class QuantMixin(QuantInputMixin):
         self._weight_quantizers = nn.ModuleList(self.build_quantizer(desc_weight, WEIGHT) for _ in layers)
 
     def _places(self) -> int | None:
-        """How many pairs of quantizers there are, or None if there is one that is not numbered."""
+        """The number of pairs of quantizers, or None if there is a single unnumbered one."""
         return None
 
     def folded_weight(self) -> tuple[Tensor, Tensor | None]:
-        """Weight and bias as they are quantized."""
+        """Weight and bias before quantization, with folds multiplied in."""
         return self.weight, getattr(self, "bias", None)
 
     def stored_weights(self) -> dict[str, Tensor]:
-        """What each weight quantizer quantizes, by the quantizer's name: a file has these as integers."""
+        """The tensor that each weight quantizer quantizes, by the quantizer's name; files store these as integers."""
         own = isinstance(getattr(self, "weight", None), Tensor) and hasattr(self, "_weight_quantizer")
         return {"_weight_quantizer": self.folded_weight()[0]} if own else {}
 
@@ -141,14 +141,14 @@ class QuantMixin(QuantInputMixin):
 
 
 def refuse_unknown(name: str, given: Mapping[str, object], allowed: Iterable[str]) -> None:
-    """Raise a TypeError if ``name`` is given an argument that it does not have."""
+    """Raise a TypeError if ``name`` is called with an argument that it does not have."""
     for argument in given:
         if argument not in allowed:
             raise TypeError(f"{name} has no argument {argument!r}{suggest(argument, allowed)}")
 
 
 def adopt_checked(cls: type[Any], module: nn.Module) -> Any:  # noqa: ANN401
-    """Adopt ``module`` if ``cls`` is a kind of what it is."""
+    """Adopt ``module`` if ``cls`` derives from its class."""
     if isinstance(module, QuantInputMixin):
         raise ConfigError(f"this {type(module).__name__} is quantized already")
     if not issubclass(cls, type(module)):
@@ -164,15 +164,15 @@ def _descriptor(value: object, name: str) -> QuantDescriptor:
 
 
 def pop_quant_desc_in_kwargs(quant_cls: type[Any], input_only: bool = False, **kwargs: Any) -> Any:  # noqa: ANN401
-    """Read the descriptors from ``kwargs``; where one is not given, or None, it is the default of ``quant_cls``.
+    """Read the descriptors from ``kwargs``; one that is missing or None is the default of ``quant_cls``.
 
     Args:
         quant_cls: the class that is being constructed.
         input_only: whether the class has no weight.
-        kwargs: all that is left of the constructor's arguments; anything but descriptors is a TypeError.
+        kwargs: the remaining constructor arguments; anything but descriptors is a TypeError.
 
     Returns:
-        The input's descriptor, or that and the weight's.
+        The input's descriptor, or a pair with the weight's.
     """
     names = (INPUT,) if input_only else (INPUT, WEIGHT)
     refuse_unknown(quant_cls.__name__, kwargs, names)
@@ -181,7 +181,7 @@ def pop_quant_desc_in_kwargs(quant_cls: type[Any], input_only: bool = False, **k
 
 
 class TakesDescriptors:
-    """Mixed before a module of torch, takes descriptors besides the arguments of the original's constructor."""
+    """Mixed before a torch module, takes descriptors in addition to the original constructor's arguments."""
 
     descriptors: ClassVar[tuple[str, ...]]
     init_quantizer: Callable[..., None]

@@ -1,15 +1,15 @@
 """The BatchNorm folded into a layer: which statistics it uses in training, and how to freeze them.
 
-In evaluation a folded BatchNorm is part of the weight and bias that are quantized,
+In evaluation a folded BatchNorm is part of the quantized weight and bias,
 
     c = γ/√(running var + eps),   w' = quantize(w·c),   b' = (b - running mean)·c + β
 
-While quantizers are off, it is applied after the layer, as in the float model. In training there are two ways:
+While quantizers are off, it is applied after the layer, as in the float model. Training has two modes:
 
-- **frozen**, the default: by running statistics, in the folded form, as deployed. γ and β go on training.
+- **frozen**, the default: it uses running statistics, in the folded form, as deployed. γ and β still train.
 - **by the batch**, after :func:`unfreeze_batchnorm` and in training mode: the layer computes with quantize(w·c)/c, the
   deployed weight before normalization; the BatchNorm then normalizes by the batch and moves its running statistics. The
-  grid of the weight is still that of w·c by running statistics, so that it does not fluctuate from batch to batch, and
+  grid of the weight is still that of w·c by running statistics, so it does not fluctuate from batch to batch, and
   evaluation uses the folded form.
 
 Frozen is the default because a calibrated network starts close to its optimum: with few bits and few epochs, moving
@@ -25,11 +25,11 @@ from bitwright.nn.layer import QuantLayer
 
 
 def freeze_batchnorm(model: nn.Module) -> nn.Module:
-    """Let every BatchNorm in ``model`` use its running statistics and leave them as they are, even in training.
+    """Make every BatchNorm in ``model`` use its running statistics and leave them unchanged, even in training.
 
     Those folded into quantized layers do so anyway unless :func:`unfreeze_batchnorm` was called. This also freezes the
-    others, and all of them while quantizers are off. It works on prepared models and on parts of them; γ and β go on
-    training. A checkpoint does not store it: a script that resumes calls it again.
+    others, and all of them while quantizers are off. It works on prepared models and on parts of them; γ and β still
+    train. A checkpoint does not store it, so a script that resumes must call it again.
 
     Returns:
         The same model.
@@ -43,7 +43,7 @@ def freeze_batchnorm(model: nn.Module) -> nn.Module:
 
 
 def unfreeze_batchnorm(model: nn.Module) -> nn.Module:
-    """Let every BatchNorm in ``model``, folded or not, normalize by the batch in training mode.
+    """Make every BatchNorm in ``model``, folded or not, normalize by the batch in training mode.
 
     ::
 
@@ -54,7 +54,7 @@ def unfreeze_batchnorm(model: nn.Module) -> nn.Module:
                 bw.freeze_batchnorm(model)
 
     Returns:
-        The same model; what the user has put into evaluation mode stays there.
+        The same model; modules that the user put into evaluation mode stay there.
     """
     for norm in _norms(model):
         setattr(norm, BY_BATCH, True)

@@ -10,12 +10,12 @@ from bitwright.quantizer import QuantDescriptor, TensorQuantizer
 
 
 class QuantOpr(QuantInputMixin, nn.Module):
-    """Takes the place of a module, a function or a tensor method, and quantizes what it computes on.
+    """Replaces a module, a function or a tensor method, and quantizes its inputs.
 
     A subclass is built from what it replaces: the module, or the fx node of the call, whose arguments are in
-    ``org_module.args`` and ``org_module.kwargs``. It calls ``super().__init__()`` without arguments. Once it is built
-    it is given its ``input_quantizer``, and a ``weight_quantizer`` if it has a ``weight``, as the recipe and the
-    backend say::
+    ``org_module.args`` and ``org_module.kwargs``. It calls ``super().__init__()`` without arguments. After that it
+    receives an ``input_quantizer``, and a ``weight_quantizer`` if it has a ``weight``, as the recipe and the backend
+    specify::
 
         @register_qmodule(sources=[nn.AdaptiveAvgPool2d, F.adaptive_avg_pool2d], override=True)
         class QAdaptiveAvgPool2d(QuantOpr):
@@ -26,11 +26,11 @@ class QuantOpr(QuantInputMixin, nn.Module):
             def forward(self, x_in, *args):
                 return F.adaptive_avg_pool2d(self.input_quantizer(x_in), self.output_size)
 
-    In a graph every float tensor that goes in is quantized where it comes into being, and ``input_quantizer`` only
-    refers to that place, so an operator with several inputs calls it on each of them.
+    In a graph every float input is quantized where it is produced, and ``input_quantizer`` only refers to that
+    quantizer, so an operator with several inputs calls it on each of them.
 
     Attributes:
-        integer: whether the result must be quantized too, as a backend demands of its own integer operators.
+        integer: whether the result must be quantized too, as a backend requires for its own integer operators.
         channel_axis: the axis of the weight that has the output channels.
     """
 
@@ -59,12 +59,12 @@ class QuantOpr(QuantInputMixin, nn.Module):
         quant_desc_input: QuantDescriptor | None = None,
         quant_desc_weight: QuantDescriptor | None = None,
     ) -> None:
-        """Make the quantizers by descriptors, where there is no recipe."""
+        """Create the quantizers from descriptors if there is no recipe."""
         self.init_quantizer(quant_desc_input or self.default_quant_desc_input)
         if self.has_weight():
             default = QuantDescriptor(axis=self.channel_axis)
             self._weight_quantizer = self.build_quantizer(quant_desc_weight or default, "quant_desc_weight")
 
     def extra_repr(self) -> str:
-        """Show what the subclass has put into ``_repr_info``."""
+        """Show what the subclass put into ``_repr_info``."""
         return self._repr_info

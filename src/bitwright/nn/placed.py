@@ -1,4 +1,4 @@
-"""PlacedQuantizer: what a QModule in a graph holds instead of an input quantizer of its own."""
+"""PlacedQuantizer: held by a QModule in a graph instead of its own input quantizer."""
 
 from copy import deepcopy
 from typing import Any
@@ -9,10 +9,10 @@ from bitwright.quantizer import TensorQuantizer
 
 
 class PlacedQuantizer:
-    """Stands in a QModule for a quantizer that already runs on the edge before it.
+    """Represents, in a QModule, the quantizer that already runs on the edge before it.
 
-    Calling it changes nothing; everything else is asked of the quantizer on the edge. It is not a submodule,
-    so the quantizer appears once in the model's state.
+    Calling it changes nothing; all attributes come from the quantizer on the edge. It is not a submodule, so the
+    quantizer appears only once in the model's state.
     """
 
     def __init__(self, quantizer: TensorQuantizer) -> None:

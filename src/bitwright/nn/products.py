@@ -1,10 +1,9 @@
-"""Products of a tensor and a constant that are linear layers, computed as they were written.
+"""Products of a tensor and a constant that are linear layers, computed as written.
 
     einsum("bld,dhk->bhlk", x, w)  =  unflatten(linear(x, m)),      m = w as a matrix (outputs, inputs)
 
-torch rounds ``einsum``, ``bmm`` and ``linear`` differently, in the last bit. So that a prepared model still equals the
-original, :func:`linear_as_written` goes the way back to what was written; the deployed model computes a plain linear
-layer.
+torch rounds ``einsum``, ``bmm`` and ``linear`` differently, in the last bit. To keep a prepared model equal to the
+original, :func:`linear_as_written` reverts to the original product; the deployed model computes a plain linear layer.
 """
 
 import math
@@ -23,7 +22,7 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 @dataclass(frozen=True)
 class Layout:
-    """Which dimensions of a tensor, a constant and their product are the same, by letters, as in ``einsum``.
+    """Which dimensions of a tensor, a constant and their product correspond, as letters like in ``einsum``.
 
     Attributes:
         tensor: the dimensions of the tensor.
@@ -38,7 +37,7 @@ class Layout:
     shape: tuple[int, ...]
 
     def why_not(self, given: Sequence[int]) -> str | None:
-        """Why the product with a tensor of these sizes is no linear layer, or None if it is one."""
+        """Why the product with a tensor of these sizes is not a linear layer, or None if it is."""
         if any(len(set(labels)) < len(labels) for labels in (self.tensor, self.constant, self.result)):
             return "it takes a diagonal"
         if several := set(self.tensor) & set(self.constant) & set(self.result):
@@ -62,7 +61,7 @@ class Layout:
 
     @cached_property
     def kept(self) -> str:
-        """The dimensions that the result has of the tensor, in the tensor's order."""
+        """The dimensions that the result keeps from the tensor, in the tensor's order."""
         return "".join(n for n in self.tensor if n in self.result)
 
     def sizes(self, labels: str) -> tuple[int, ...]:
@@ -117,10 +116,10 @@ def follow(steps: Steps, tensor: Tensor) -> Tensor:
 
 
 def read_equation(equation: str, position: int, given: Sequence[int], shape: Sequence[int]) -> Layout | str:
-    """The layout of an equation of ``einsum`` with two factors, or why it is no linear layer.
+    """The layout of an ``einsum`` equation with two factors, or why it is not a linear layer.
 
     Args:
-        equation: as it was written.
+        equation: the equation as written.
         position: which factor is the constant, 0 or 1.
         given: the sizes of the other one.
         shape: the sizes of the constant.
@@ -149,12 +148,12 @@ def linear_as_written(
     first: bool,
     contiguous: bool,
 ) -> Tensor:
-    """A linear layer's output (…, outputs), to the bit as the product that the author wrote.
+    """A linear layer's output (…, outputs), equal to the bit to the product that the author wrote.
 
     Args:
         input: (…, inputs).
         weight: (outputs, inputs).
-        bias: (outputs); ``baddbmm`` alone has one.
+        bias: (outputs); only ``baddbmm`` has one.
         call: ``"matmul"``, ``"bmm"`` for it and ``baddbmm``, or an equation of ``einsum``.
         labels: the dimensions of the tensor, the constant and the result that the author wrote.
         shape: the sizes of the constant.
@@ -178,7 +177,7 @@ def linear_as_written(
 
 
 def deployed_function(function: Any) -> Any:  # noqa: ANN401
-    """What a deployed model computes in a function's place."""
+    """The function that a deployed model computes instead."""
     return _plain if function is linear_as_written else function
 
 

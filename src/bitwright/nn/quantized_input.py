@@ -1,4 +1,4 @@
-"""Modules of torch with a quantized input, and every argument of the originals: activations, norms, pools."""
+"""torch modules with a quantized input and every argument of the originals: activations, norms, pools."""
 
 from typing import Any
 
@@ -9,11 +9,12 @@ from bitwright.nn.registry import register_qmodule
 
 
 class QuantizedInput(TakesDescriptors, QuantInputMixin):
-    """Mixed before a module of torch, takes its constructor's arguments and ``quant_desc_input``.
+    """Mixed before a torch module, takes its constructor's arguments and ``quant_desc_input``.
 
     Attributes:
         gives_way: whether a user's class may be registered for the same source without ``override``.
-        by_default: whether ``swap_modules`` without a backend, and ``quant_modules.initialize``, use the class unasked.
+        by_default: whether ``swap_modules`` without a backend and ``quant_modules.initialize`` use the class by
+            default.
     """
 
     gives_way = True
@@ -25,7 +26,7 @@ class QuantizedInput(TakesDescriptors, QuantInputMixin):
 
 
 def _quantized(source: type[nn.Module], *, by_default: bool = False) -> Any:  # noqa: ANN401
-    """Register a class that quantizes the input of a module of torch."""
+    """Register a class that quantizes the input of a torch module."""
     about = {
         "__doc__": f"nn.{source.__name__} with a quantized input.",
         "__module__": __name__,

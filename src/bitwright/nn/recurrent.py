@@ -20,17 +20,17 @@ Cell = Callable[[Tensor, State], State]
 
 
 def active(quantizer: Any) -> bool:  # noqa: ANN401
-    """Whether a quantizer does anything; one that is deployed always does."""
+    """Whether a quantizer does anything; a deployed one always does."""
     return getattr(quantizer, "quantizes", True) or quantizer.observes
 
 
 def ranged(quantizer: Any) -> bool:  # noqa: ANN401
-    """Whether tensors can be quantized one by one; else a step's input and hidden state have one range, both's."""
+    """Whether tensors can be quantized one by one; if not, a step's input and hidden state share one range."""
     return not active(quantizer) or getattr(quantizer, "calibrated", True)
 
 
 def step_inputs(quantizer: Any, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ANN401
-    """The input and the hidden state of a step, quantized; the input has been already if there is a range."""
+    """The input and the hidden state of a step, quantized; with a range, the input already is."""
     if ranged(quantizer):
         return x, quantizer(h)
     x, h = torch.split(quantizer(torch.cat([x, h], -1)), [x.shape[-1], h.shape[-1]], -1)
@@ -39,12 +39,12 @@ def step_inputs(quantizer: Any, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]: 
 
 class _Recurrent(TakesDescriptors, QuantMixin, nn.RNNBase):
     by_default = True
-    bias: Any  # whether there are biases, which are called otherwise
+    bias: Any  # whether there are biases, which have another name
     _input_quantizers: nn.ModuleList
     _weight_quantizers: nn.ModuleList
 
     def _places(self) -> int:
-        """How many layers and directions there are, each with a pair of quantizers."""
+        """The number of layers times directions, each with a pair of quantizers."""
         return self.num_layers * (2 if self.bidirectional else 1)
 
     def is_active(self) -> bool:
@@ -90,7 +90,7 @@ class _Recurrent(TakesDescriptors, QuantMixin, nn.RNNBase):
         return data, tuple(torch.stack([e[i] for e in ends]) for i in range(len(start)))
 
     def begin(self, quantizer: nn.Module, weights: list[Any], data: Tensor) -> tuple[Cell, Tensor]:
-        """The step function of one layer in one direction, and what it reads: all steps one after the other."""
+        """The step function of one layer in one direction, and its data: all steps one after the other."""
         return self.cell(quantizer, weights), quantizer(data) if ranged(quantizer) else data
 
     def cell(self, quantizer: nn.Module, weights: list[Any]) -> Cell:
@@ -105,7 +105,7 @@ class _Recurrent(TakesDescriptors, QuantMixin, nn.RNNBase):
         return tuple(like.new_zeros(self._places(), batch, size) for size in sizes)
 
     def step_by_step(self, input: Any, hx: Any) -> tuple[Any, State]:  # noqa: ANN401
-        """Run over any kind of input the original takes."""
+        """Run over any kind of input that the original accepts."""
         if isinstance(input, PackedSequence):
             data, batch_sizes, order, back = input
             sizes = batch_sizes.tolist()
@@ -133,7 +133,7 @@ class _Recurrent(TakesDescriptors, QuantMixin, nn.RNNBase):
 
 @register_qmodule(sources=[nn.LSTM])
 class QuantLSTM(_Recurrent, nn.LSTM):
-    """nn.LSTM with quantized inputs, hidden states and weights; all arguments and kinds of input of the original."""
+    """nn.LSTM with quantized inputs, hidden states and weights; takes all arguments and inputs of the original."""
 
     def forward(self, input: Any, hx: Any = None) -> Any:  # noqa: ANN401
         if not self.is_active():
@@ -153,7 +153,7 @@ class QuantLSTM(_Recurrent, nn.LSTM):
 
 @register_qmodule(sources=[nn.GRU])
 class QuantGRU(_Recurrent, nn.GRU):
-    """nn.GRU with quantized inputs, hidden states and weights; all arguments and kinds of input of the original."""
+    """nn.GRU with quantized inputs, hidden states and weights; takes all arguments and inputs of the original."""
 
     def forward(self, input: Any, hx: Any = None) -> Any:  # noqa: ANN401
         if not self.is_active():
@@ -198,7 +198,7 @@ def lstm_step(x: Tensor, state: State, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor 
 
 
 def lstm_gates(sums: Tensor, c: Tensor) -> State:
-    """The state that follows from the sums of the four gates and the cell's state."""
+    """The next state, given the sums of the four gates and the cell's state."""
     i, f, g, o = sums.chunk(4, -1)
     c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
     return torch.sigmoid(o) * torch.tanh(c), c
@@ -224,7 +224,7 @@ def run(cell: Cell, data: Tensor, sizes: list[int], start: State, *, reverse: bo
     Args:
         cell: from an input (b, features) and a state of tensors (b, …) to the next state, the first being the output.
         data: all steps one after the other, (sum of sizes, features).
-        sizes: how many sequences are still going at each step.
+        sizes: the number of sequences still running at each step.
         start: the state of all sequences, (B, …) each.
         reverse: whether to run from each sequence's last step to its first.
 

@@ -1,4 +1,4 @@
-"""Which QModule serves which source: ``register_qmodule`` and the look-ups behind it."""
+"""Which QModule serves which source: ``register_qmodule`` and its look-ups."""
 
 import functools
 import itertools
@@ -19,7 +19,7 @@ C = TypeVar("C", bound=type)
 
 
 def register_qmodule(sources: Iterable[Any], *, override: bool = False) -> Callable[[C], C]:
-    """Say which modules, functions and tensor methods (by name) a QModule class takes the place of.
+    """Register a QModule class for the modules, functions and tensor methods (by name) that it replaces.
 
     ::
 
@@ -28,8 +28,8 @@ def register_qmodule(sources: Iterable[Any], *, override: bool = False) -> Calla
 
     Args:
         sources: module classes, functions, and names of tensor methods.
-        override: take sources over from the class that has them. Bitwright's own classes that only quantize an input
-            (pools, activations, sums …) give way without.
+        override: take over sources from the class that has them. Bitwright's own classes that only quantize an input
+            (pools, activations, sums …) can be replaced without it.
     """
     wanted = [sources] if isinstance(sources, str) or callable(sources) else list(sources)
     if not wanted:
@@ -62,7 +62,7 @@ def register_qmodule(sources: Iterable[Any], *, override: bool = False) -> Calla
 
 
 def unregister_qmodule(cls: type[nn.Module]) -> None:
-    """Forget a class; what it had replaced serves its sources again."""
+    """Unregister a class; the class that it replaced serves its sources again."""
     sources = [source for source, found in QMODULES.items() if found is cls]
     if not sources:
         raise ConfigError(f"{describe(cls)} is not registered")
@@ -90,7 +90,7 @@ _HARMLESS = frozenset(
 
 @functools.cache
 def torch_base(kind: type) -> type:
-    """The module class of torch that computes the same, for a subclass that overrides nothing of it; or ``kind``."""
+    """The torch class that computes the same, for a subclass that overrides nothing of it, or ``kind`` itself."""
     own = [*itertools.takewhile(lambda cls: not cls.__module__.startswith("torch."), kind.__mro__)]
     base = kind.__mro__[len(own)] if own and len(own) < len(kind.__mro__) else kind
     if base in (kind, nn.Module) or not base.__module__.startswith("torch.nn.modules"):
@@ -101,7 +101,7 @@ def torch_base(kind: type) -> type:
 
 @contextmanager
 def serving(classes: Mapping[Any, type[nn.Module]]) -> Iterator[None]:
-    """Let other classes serve some sources, here and for now: nothing is registered."""
+    """Temporarily serve some sources with other classes, without registering anything."""
     token = _FOR_NOW.set({**_FOR_NOW.get(), **classes})
     try:
         yield
@@ -115,12 +115,12 @@ def is_builtin(cls: type) -> bool:
 
 
 def is_custom(cls: type | None) -> bool:
-    """Whether a class is somebody's own: it comes from outside this package, or builds itself as a QuantOpr does."""
+    """Whether a class is the user's own: it comes from outside this package, or builds itself like a QuantOpr."""
     return cls is not None and (not is_builtin(cls) or getattr(cls, "builds_itself", False))
 
 
 def adopt(cls: type[nn.Module], module: nn.Module) -> Any:  # noqa: ANN401
-    """Make a ``cls`` of ``module`` without a constructor: same parameters, buffers, hooks and settings."""
+    """Turn ``module`` into a ``cls`` without its constructor: same parameters, buffers, hooks and settings."""
     adopted = cls.__new__(cls)
     adopted.__dict__.update(module.__dict__)
     for name in ("_parameters", "_buffers", "_modules"):

@@ -1,4 +1,4 @@
-"""Weight sites: every weight of a model that is quantized, as it is quantized, with its layer and its quantizer."""
+"""Weight sites: every quantized weight of a model as it enters its quantizer, with its layer and quantizer."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,9 +20,9 @@ class WeightSite:
 
     Attributes:
         name: the qualified name of the layer.
-        layer: what has the weight.
+        layer: the layer that owns the weight.
         key: the name of the quantizer in the layer, ``_weight_quantizer`` where there is one.
-        quantizer: what quantizes the weight.
+        quantizer: the quantizer of the weight.
     """
 
     name: str
@@ -45,7 +45,7 @@ class WeightSite:
         return self.key in (_OWN, "weight_quantizer") and isinstance(getattr(self.layer, "weight", None), Tensor)
 
     def find_range(self) -> None:
-        """Let the quantizer's observer find the range of the weight as it is now."""
+        """Make the quantizer's observer find the range of the current weight."""
         quantizer = self.quantizer
         if not quantizer.calibratable:
             return
@@ -55,7 +55,7 @@ class WeightSite:
         quantizer.observer.reset()
 
     def replace(self, weight: Tensor) -> None:
-        """Let :meth:`weight` be ``weight`` from now on: the layer's own has the folds divided out."""
+        """Make :meth:`weight` return ``weight`` from now on; the layer's own weight has the folds divided out."""
         layer: Any = self.layer
         with torch.no_grad():
             layer.weight.copy_(layer.unfold(weight) if isinstance(layer, QuantLayer) else weight)

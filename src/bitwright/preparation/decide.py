@@ -1,4 +1,4 @@
-"""Decide, for every call in a graph, how it will compute: by the recipe and what the backend can do."""
+"""Decide how every call in a graph will compute, by the recipe and the backend's abilities."""
 
 from collections.abc import Callable, Iterable
 
@@ -22,7 +22,7 @@ _CALLS = ("call_module", "call_function", "call_method")
 
 
 def decide(region: Region, job: Job, nodes: Iterable[fx.Node]) -> None:
-    """Decide on those of a graph's ``nodes`` that compute, and enter it into the region's table."""
+    """Decide on those of a graph's ``nodes`` that compute, and record that in the region's table."""
     model = region.model
     modules = dict(model.named_modules())
     special = _first_last_layers(model, modules) if job.backend.first_last_bits and not region.path else set()
@@ -47,7 +47,7 @@ def _computes(node: fx.Node, operator: Operator | None, module: nn.Module | None
 def _describe(
     node: fx.Node, operator: Operator | None, module: nn.Module | None, region: Region, job: Job, *, first_or_last: bool
 ) -> Decision:
-    """What is known of a call before it is judged."""
+    """What is known about a call before it is judged."""
     kind = operator.name if operator else _plain_name(node, module)
     rule = job.rule_for(node, region.path, kind)
     recipe = job.recipe_for(rule, first_or_last=first_or_last)
@@ -90,7 +90,7 @@ def _joins_factor(node: fx.Node, region: Region, backend: Backend) -> bool:
 
 
 def _first_last_layers(model: CapturedModel, modules: dict[str, nn.Module]) -> set[fx.Node]:
-    """The layers with a weight that read the network's input or give its output, with single-input operators between.
+    """The layers with a weight that read the network's input or produce its output, through single-input operators.
 
     Args:
         model: the network.
@@ -113,7 +113,7 @@ def _first_last_layers(model: CapturedModel, modules: dict[str, nn.Module]) -> s
 def _until(
     has_weight: Callable[[fx.Node], bool], step: Callable[[fx.Node], Iterable[fx.Node]], start: fx.Node
 ) -> Callable[[fx.Node], Iterable[fx.Node]]:
-    """Go on from ``start`` and over operators with one tensor, as far as the next layers with a weight."""
+    """Follow operators on one tensor from ``start`` to the next layers with a weight."""
 
     def go_on(node: fx.Node) -> Iterable[fx.Node]:
         return step(node) if node is start or (not has_weight(node) and _tensors_in(node) <= 1) else ()

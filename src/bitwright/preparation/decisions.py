@@ -21,7 +21,7 @@ class Verdict(Enum):
     INTEGER = "integer"
     FUSED = "fused"  # part of the integer operator before it
     CARRIED = "carried"  # moves quantized values without changing them
-    PARTLY = "partly"  # only its weight, only its inputs or only its result are quantized
+    PARTLY = "partly"  # only its weight, only its inputs or only its result is quantized
     FLOAT = "float"
 
 
@@ -41,9 +41,9 @@ class Decision(NamedTuple):
 
     Attributes:
         name: the module's qualified name in the whole model, or the name of the call.
-        kind: what it computes, as the ledger calls it.
-        operator: its record, if it is known.
-        recipe: how its tensors shall be quantized.
+        kind: what it computes, in the ledger's terms.
+        operator: its record, if known.
+        recipe: how to quantize its tensors.
         rule: the rule that won, if any.
         custom: the user's QModule for it.
         first_or_last: whether it is a first or last layer that the backend treats differently.
@@ -74,7 +74,7 @@ class Decision(NamedTuple):
 
     @property
     def has_weight(self) -> bool:
-        """Whether Bitwright's own QModule quantizes a weight of it."""
+        """Whether Bitwright's own QModule quantizes its weight."""
         return self.custom is None and self.operator is not None and self.operator.weight
 
     @property
@@ -83,7 +83,7 @@ class Decision(NamedTuple):
 
     @property
     def forced(self) -> bool:
-        """Whether its rule quantizes it whatever the backend does."""
+        """Whether its rule quantizes it no matter what the backend does."""
         return self.rule is not None and self.rule.force
 
     @property
@@ -97,18 +97,18 @@ class Decision(NamedTuple):
 
     @property
     def asks_result(self) -> bool:
-        """Whether its rule says how the result is quantized, apart from other activations."""
+        """Whether its rule says how to quantize the result, separately from other activations."""
         return self.rule is not None and not self.rule.output.empty
 
     @property
     def keeps_float_result(self) -> bool:
-        """Whether the result is a float tensor that others may go on reading as such."""
+        """Whether the result is a float tensor that others may still read as such."""
         if self.operator is None or self.custom is not None:
             return not getattr(self.custom, "integer", False)
         return self.verdict in (Verdict.FLOAT, Verdict.PARTLY)
 
     def insists(self, kind: Kind) -> bool:
-        """Whether its rule, or being a first or last layer, says how such a tensor is quantized."""
+        """Whether its rule, or its being a first or last layer, says how such a tensor is quantized."""
         by_rule = self.rule is not None and not self.rule.asked(kind).empty
         return by_rule or (self.first_or_last and kind == "input")
 
@@ -126,7 +126,7 @@ class Decision(NamedTuple):
 
 
 class Decisions:
-    """The decisions on one graph by the names of its nodes, in the order in which they were made."""
+    """The decisions on one graph by node name, in the order they were made."""
 
     def __init__(self) -> None:
         self._by_node: dict[str, Decision] = {}
@@ -138,15 +138,15 @@ class Decisions:
         return self._by_node[node.name]
 
     def items(self) -> list[tuple[str, Decision]]:
-        """All decisions with the names of their nodes, of those that were replaced too."""
+        """All decisions with the names of their nodes, including nodes since replaced."""
         return list(self._by_node.items())
 
     def within(self, graph: fx.Graph) -> Iterator[tuple[fx.Node, Decision]]:
-        """The decisions on the nodes that a graph has now, in its order."""
+        """The decisions on a graph's current nodes, in graph order."""
         return ((node, self._by_node[node.name]) for node in list(graph.nodes) if node.name in self._by_node)
 
     def record(self, node: fx.Node | str, decision: Decision) -> None:
-        """Enter a decision, in place of an earlier one on the same node."""
+        """Record a decision, replacing an earlier one on the same node."""
         self._by_node[node if isinstance(node, str) else node.name] = decision
 
     def judge(self, node: fx.Node | str, judgement: Judgement) -> None:
@@ -154,16 +154,16 @@ class Decisions:
         self._by_node[name] = self._by_node[name]._replace(judgement=judgement)
 
     def keep_with(self, model: nn.Module) -> None:
-        """Store the table with the model; copies of the model have it, too."""
+        """Store the table with the model; copies of the model share it."""
         model.__dict__[_KEPT] = self
 
 
 def decisions_of(model: nn.Module) -> Decisions:
-    """The table that was stored with a prepared graph; an empty one for any other model."""
+    """The table stored with a prepared graph, or an empty one for any other model."""
     return model.__dict__.get(_KEPT) or Decisions()
 
 
 def decision_on(node: fx.Node) -> Decision | None:
-    """What was decided for a node of a prepared graph, or of a copy of one."""
+    """The decision on a node of a prepared graph, or of a copy of one."""
     owner = node.graph.owning_module
     return decisions_of(owner).get(node) if owner is not None else None

@@ -1,4 +1,4 @@
-"""Demand: which tensors must be quantized, how, for which users, and which of them with one scale."""
+"""Demand: which tensors must be quantized, how, for which users, and which of them share a scale."""
 
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -26,11 +26,11 @@ class Edge:
 
     Attributes:
         user: the operator.
-        tensor: what it reads.
-        source: where the tensor's values come into being.
-        carrier: what first moves them on from there, if anything does.
-        recipe: how they shall be quantized, or that they stay float.
-        key: the request that serves it, once settled; None where they stay float.
+        tensor: the tensor it reads.
+        source: the node that produces the tensor's values.
+        carrier: the first node that moves the values on from there, if any.
+        recipe: how to quantize them, or that they stay float.
+        key: the request that serves it, once settled; None if they stay float.
     """
 
     user: fx.Node
@@ -48,10 +48,9 @@ class _Request:
 
 
 class Demand:
-    """Collects requests; those for one tensor that ask for the same are one.
+    """Collects requests, merging equal requests for one tensor.
 
-    Where both ends of an edge have an opinion, the reader's rule comes first, then the rule of what computes the
-    tensor, then the recipe.
+    If both ends of an edge have a rule, the reader's comes first, then the producer's, then the recipe.
     """
 
     def __init__(self, decisions: Decisions, by_hand: set[fx.Node], backend: Backend) -> None:
@@ -59,14 +58,14 @@ class Demand:
         self.by_hand = by_hand
         self.edges: list[Edge] = []
         self.floating: dict[fx.Node, set[fx.Node]] = defaultdict(set)  # readers of a tensor that want it float
-        self.divided: set[fx.Node] = set()  # operators that move values which their readers want quantized differently
+        self.divided: set[fx.Node] = set()  # operators that move values whose readers want them quantized differently
         self.requests: dict[Key, _Request] = {}
         self.of_tensor: dict[fx.Node, list[Key]] = defaultdict(list)
         self.parent: dict[Key, Key] = {}
         self._texts: dict[int, str] = {}
 
     def walk(self, tensor: fx.Node) -> tuple[fx.Node, fx.Node | None]:
-        """Go from a tensor back over operators that only move values, to where the values come into being."""
+        """Go back from a tensor over operators that only move values, to the node that produces the values."""
         start, first_user = tensor, None
         while (decision := self.decisions.get(tensor)) is not None and decision.verdict is Verdict.CARRIED:
             before = first_input(tensor)
@@ -88,7 +87,7 @@ class Demand:
         return edge
 
     def settle(self) -> None:
-        """Turn edges into requests: where the values come into being, or after what moves them if readers disagree."""
+        """Turn edges into requests: at the producer of the values, or after what moves them if readers disagree."""
         self.divided = self._find_divided()
         for edge in self.edges:
             carrier = None if edge.carrier in self.divided else edge.carrier
@@ -106,17 +105,17 @@ class Demand:
         return {carrier for carrier, texts in asked.items() if len(texts) > 1}
 
     def output(self, tensor: fx.Node, recipe: TensorRecipe) -> Key:
-        """Ask for a result, for all its users."""
+        """Request that a result be quantized for all its users."""
         key = (tensor, self._text(recipe))
         self._ask(key, recipe).users.update(tensor.users)
         return key
 
     def first_request(self, tensor: fx.Node) -> list[Key]:
-        """The request that serves all users of a tensor without one of their own, if any."""
+        """The request that serves all users of a tensor that have none of their own, if any."""
         return [(tensor, "")] if tensor in self.by_hand else self.of_tensor.get(tensor, [])[:1]
 
     def _producer(self, tensor: fx.Node) -> Decision | None:
-        """What computes a tensor, if its rule says how the result is quantized."""
+        """The producer of a tensor, if its rule says how to quantize the result."""
         decision = self.decisions.get(tensor)
         while decision is not None and decision.verdict is Verdict.FUSED and not decision.insists("output"):
             tensor = tensor.all_input_nodes[0]
@@ -131,7 +130,7 @@ class Demand:
         return self.requests[key]
 
     def _text(self, recipe: TensorRecipe) -> str:
-        """A recipe as text, by which those that ask for the same are one; the decisions keep them alive."""
+        """A recipe as text, to merge those that ask for the same; the decisions keep them alive."""
         if id(recipe) not in self._texts:
             self._texts[id(recipe)] = recipe.model_dump_json()
         return self._texts[id(recipe)]
@@ -143,14 +142,14 @@ class Demand:
         return key
 
     def share(self, keys: list[Key]) -> None:
-        """Let several requests have one quantizer."""
+        """Make several requests share one quantizer."""
         roots = [self.find(k) for k in keys if k in self.parent]
         for root in roots[1:]:
             if root != roots[0]:
                 self.parent[root] = roots[0]
 
     def share_inputs_of_repeated_modules(self, region: Region) -> None:
-        """Let a module called several times have one input quantizer, unless it tells its calls apart."""
+        """Give a module that is called several times one input quantizer, unless it tells its calls apart."""
         calls: dict[object, list[Key]] = defaultdict(list)
         for edge in self.edges:
             if edge.user.op == "call_module" and edge.key is not None and not tells_calls_apart(edge.user, region):
@@ -159,7 +158,7 @@ class Demand:
             self.share(inputs)
 
     def insert(self, region: Region) -> dict[Key, str]:
-        """Put the quantizers into the graph; return the name of the one that serves each request."""
+        """Insert the quantizers into the graph; return the name of the one that serves each request."""
         order = {node: i for i, node in enumerate(region.model.graph.nodes)}
         names: dict[Key, str] = {(node, ""): str(node.target) for node in self.by_hand}
         for tensor, keys in sorted(self.of_tensor.items(), key=lambda item: order[item[0]]):
@@ -189,7 +188,7 @@ class Demand:
         return recipe.model_copy(update={"observer": "FixedRangeObserver", "observer_options": options})
 
     def _readers(self, key: Key, order: dict[fx.Node, int]) -> list[fx.Node]:
-        """Who reads a quantized tensor: those that asked, and all others if an integer operator computes it."""
+        """The readers of a quantized tensor: those that asked, and all others if an integer operator produces it."""
         tensor = key[0]
         readers = set(self.requests[key].users)
         if key == self.of_tensor[tensor][0]:
@@ -205,13 +204,13 @@ class Demand:
 
 
 def tells_calls_apart(node: fx.Node, region: Region) -> bool:
-    """Whether a node calls a layer that can have another input quantizer for each call."""
+    """Whether a node calls a layer that can have a separate input quantizer for each call."""
     cls = type(module_of(node, region.model))
     return issubclass(cls, QuantLayer) and cls.forward is QuantLayer.forward
 
 
 def _insert_call(region: Region, quantizer: str, tensor: fx.Node, name: str, users: list[fx.Node]) -> None:
-    """Let ``users`` read a tensor through a quantizer."""
+    """Make ``users`` read a tensor through a quantizer."""
     with region.model.graph.inserting_after(tensor):
         call = region.model.graph.create_node("call_module", quantizer, (tensor,), name=name)
     copy_facts(tensor, call)

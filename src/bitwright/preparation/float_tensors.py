@@ -1,4 +1,4 @@
-"""Which tensors hold floats that a quantizer may round, and which floats are really indices."""
+"""Which tensors hold floats that a quantizer may round, and which floats are actually indices."""
 
 from torch import fx
 
@@ -8,7 +8,7 @@ from bitwright.nn.operators import Operator
 
 
 def is_float(node: object) -> bool:
-    """Whether a node yields a float tensor with values in it: a cache begins as an empty one."""
+    """Whether a node returns a non-empty float tensor; a cache starts as an empty one."""
     dtype = dtype_of(node)
     return dtype is not None and dtype.is_floating_point and 0 not in (shape_of(node) or ())
 
@@ -22,9 +22,9 @@ def operands(node: fx.Node, operator: Operator | None) -> list[fx.Node]:
 
 
 def index_arithmetic(graph: fx.Graph) -> set[fx.Node]:
-    """The nodes whose floats are made of integers and become integers again, such as positions counted by a sum.
+    """The nodes whose floats come from integers and become integers again, such as positions counted by a sum.
 
-    A quantizer would move them off the whole numbers, and the cast that follows would cut them to the wrong ones.
+    A quantizer would move them off whole numbers, and the cast that follows would truncate them to the wrong ones.
     """
     counted: set[fx.Node] = set()
     for node in graph.nodes:

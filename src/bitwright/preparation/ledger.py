@@ -1,4 +1,4 @@
-"""The ledger: for every operator of a model, what was asked, what it got, and why."""
+"""The ledger: for every operator of a model, what was requested, what it got, and why."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ from bitwright.preparation.decisions import Decision, Decisions, Verdict
 from bitwright.recipe import Recipe, Rule
 
 _EFFECTIVE = (Verdict.INTEGER, Verdict.PARTLY, Verdict.FUSED)
-WAITING = "bitwright_waits"  # in the __dict__ of a model that will be prepared when it is first called
+WAITING = "bitwright_waits"  # in the __dict__ of a model that will be prepared at its first call
 
 
 @dataclass(frozen=True)
@@ -26,14 +26,14 @@ class Entry:
     Attributes:
         name: the module's qualified name, or the name of the call.
         operator: what it computes.
-        verdict: how.
-        reason: why so.
+        verdict: how it computes.
+        reason: why.
         rule: the selector of the rule that won, if any.
-        weight: spec of its weight, as it got it.
-        input: specs of its inputs, as it got them.
-        output: spec of its result, as it got it.
-        asked: the specs that rule, recipe and backend ask for.
-        graph: the qualified name of the graph it is in; None for a layer outside of any graph.
+        weight: actual spec of its weight.
+        input: actual specs of its inputs.
+        output: actual spec of its result.
+        asked: the specs that the rule, recipe and backend ask for.
+        graph: the qualified name of its graph; None for a layer outside any graph.
         node: the name of its call in that graph.
     """
 
@@ -52,12 +52,12 @@ class Entry:
 
 @dataclass
 class Ledger:
-    """What prepare, or swap_modules, did to a model.
+    """What prepare or swap_modules did to a model.
 
     Attributes:
-        arguments: what it was called with beyond the model, the backend and the recipe, to do it again.
+        arguments: further arguments of the call, beyond model, backend and recipe, to repeat it.
         swapped: whether it was swap_modules.
-        tuned: what tuning found, in words; the notes have it too.
+        tuned: the findings of tuning, in words; also in the notes.
     """
 
     backend: Backend
@@ -81,9 +81,9 @@ def entries_of(decisions: Decisions, owner: nn.Module, backend: Backend, graph: 
 
     Args:
         decisions: the table.
-        owner: the module that has the quantizers the decisions name.
+        owner: the module that owns the quantizers that the decisions name.
         backend: the target.
-        graph: where the graph stands that the decisions are about, if they are about one.
+        graph: the path of the graph that the decisions are about, if any.
     """
     return [
         Entry(
@@ -115,7 +115,7 @@ def _asked(decision: Decision, backend: Backend) -> str:
 
 
 def check_unused_rules(recipe: Recipe, ledger: Ledger) -> None:
-    """Refuse rules that ask for specs where nothing is quantized, or note them if that is allowed."""
+    """Refuse rules that set specs where nothing is quantized, or note them if that is allowed."""
     last = {rule.match: rule for rule in recipe.rules}  # if several rules share a selector, the last one wins
     unused = [line for rule in last.values() if (line := _complaint(rule, ledger.entries))]
     if unused and not recipe.allow_float:
@@ -148,7 +148,7 @@ def attach(model: nn.Module, ledger: Ledger) -> None:
 
 
 def is_prepared(model: object) -> bool:
-    """Whether a model is the work of prepare, or will be when it is first called."""
+    """Whether a model is prepared, or will be at its first call."""
     state = model.__dict__ if isinstance(model, nn.Module) else {}
     return WAITING in state or isinstance(state.get("bitwright_ledger"), Ledger)
 

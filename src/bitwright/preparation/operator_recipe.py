@@ -1,4 +1,4 @@
-"""OperatorRecipe: what is asked for one operator, the rule over the recipe over the backend, and its quantizers."""
+"""OperatorRecipe: the settings for one operator (rule over recipe over backend), and its quantizers."""
 
 from dataclasses import dataclass, field
 
@@ -8,7 +8,7 @@ from bitwright.recipe import Recipe, Rule, TensorRecipe, with_bits
 from bitwright.recipe.rule import Kind
 from bitwright.spec import PerChannel, QuantSpec
 
-# What bits alone mean if the backend has no specs of its own.
+# What bits alone mean if the backend has no specs.
 _NEUTRAL = {
     "weight": QuantSpec.parse("int8 symmetric channel:0"),
     "input": QuantSpec.parse("uint8 affine tensor"),
@@ -18,7 +18,7 @@ _NEUTRAL = {
 
 @dataclass(frozen=True)
 class OperatorRecipe:
-    """How the tensors of one operator shall be quantized."""
+    """How to quantize the tensors of one operator."""
 
     weight: TensorRecipe = field(default_factory=TensorRecipe)
     input: TensorRecipe = field(default_factory=TensorRecipe)
@@ -39,7 +39,7 @@ class OperatorRecipe:
 def operator_recipe(
     rule: Rule | None, recipe: Recipe, backend: Backend, *, first_or_last: bool = False
 ) -> OperatorRecipe:
-    """All that is asked for an operator that ``rule`` speaks of.
+    """All settings for an operator that ``rule`` matches.
 
     Args:
         rule: the rule that won, if any.
@@ -66,7 +66,7 @@ def operator_recipe(
 
 
 def _complete(asked: TensorRecipe, kind: Kind, backend: Backend) -> TensorRecipe:
-    """What is asked for a tensor, with the backend's choice where nothing is."""
+    """The settings for a tensor, completed with the backend's."""
     rules = backend.weights if kind == "weight" else backend.activations
     whole = asked.over(TensorRecipe(spec=rules.spec, observer=rules.observer, method=rules.method))
     if whole.bits is not None:
@@ -78,7 +78,7 @@ def _complete(asked: TensorRecipe, kind: Kind, backend: Backend) -> TensorRecipe
 
 
 def _in_bits(recipe: TensorRecipe, bits: int | None) -> TensorRecipe:
-    """A recipe in another number of bits; floating-point formats stay."""
+    """A recipe with another number of bits; floating-point formats stay."""
     spec = recipe.quant_spec
     if spec is None or spec.format.floating or bits is None:
         return recipe
@@ -86,7 +86,7 @@ def _in_bits(recipe: TensorRecipe, bits: int | None) -> TensorRecipe:
 
 
 def make_quantizer(recipe: TensorRecipe, spec: QuantSpec, label: str) -> TensorQuantizer:
-    """A quantizer by recipe."""
+    """Build a quantizer from a recipe."""
     quantizer = TensorQuantizer(
         spec,
         recipe.observer or "MinMaxObserver",
@@ -99,12 +99,12 @@ def make_quantizer(recipe: TensorRecipe, spec: QuantSpec, label: str) -> TensorQ
 
 
 def no_quantizer(spec: QuantSpec | None = None) -> TensorQuantizer:
-    """Stand for the quantizer of an input that stays float: off, and owned by no module, so nothing turns it on."""
+    """Return a stand-in for the quantizer of a float input: off, and owned by no module, so nothing turns it on."""
     return TensorQuantizer(spec or QuantSpec())
 
 
 def on_axis(recipe: TensorRecipe, axis: int) -> QuantSpec:
-    """The spec of a weight whose output channels lie on ``axis``."""
+    """The spec of a weight whose output channels are on ``axis``."""
     spec = needed_spec(recipe)
     other = isinstance(spec.granularity, PerChannel) and spec.granularity.axis != axis
     return spec.with_(granularity=PerChannel(axis)) if other else spec

@@ -1,6 +1,6 @@
 """prepare: from a float model to one that can be calibrated, trained and exported for a backend.
 
-capture → simplify → decide → swap in QModules → fuse → decide on what is new → place quantizers → ledger
+capture → simplify → decide → swap in QModules → fuse → decide on new nodes → place quantizers → ledger
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -51,29 +51,29 @@ def prepare(
     concrete_args: Mapping[str, Any] | None = None,
     tune: str | None = None,
 ) -> nn.Module:
-    """Make a copy of ``model`` that computes as ``backend`` will, once calibrated.
+    """Make a copy of ``model`` that, once calibrated, computes as ``backend`` will.
 
     Args:
         model: the float model; it is left untouched.
         example_inputs: a tensor, a tuple of arguments, or a dict of keyword arguments for ``model``.
         backend: name of the target (see ``bitwright backends``), the path of a YAML file with one, or a Backend.
-        recipe: what departs from the backend's defaults: a Recipe, a mapping, a YAML or JSON file, or the name of a
+        recipe: deviations from the backend's defaults: a Recipe, a mapping, a YAML or JSON file, or the name of a
             preset such as ``"W4A8"``.
         weight: spec of all weights, such as ``"int4 narrow channel:0"``; ``"auto"`` for 8 bits if this CPU has VNNI,
             and for the backend's 7 otherwise; ``"auto:vnni"`` or ``"auto:avx2"`` for a target with another CPU.
         activation: spec of all activations.
         skip: layers that stay float: names, globs, ``re:…``, ``op:…``, ``type:…`` or ``node:…``.
-        allow_float: leave an operator float where the backend cannot do what is asked, and say so in the ledger,
+        allow_float: if the backend cannot do what is asked for an operator, leave it float and say so in the ledger,
             instead of refusing.
         debug: run the model before and after every schedule, and name the first that changes what it computes.
         leaves: modules that stay whole, run as written, and are not quantized inside: names, globs, classes or
             ``type:Name``. With ``island:`` before it, a module runs as written with its layers quantized one by one.
-        preserve_attr: attributes and methods that the result must have, by the module that has them (``""`` is the
+        preserve_attr: attributes and methods that the result must have, by the module that owns them (``""`` is the
             model): ``{"": ["generate"], "backbone": ["features"]}``. All are kept; those named here are checked.
         concrete_args: arguments of forward that are fixed to these values.
         tune: ``"speed"`` exports the model, times it on the example inputs in the target's runtime, and leaves float
-            what is slower in integers; see :func:`bitwright.tune_speed`. The recipe in the ledger has the rules that
-            came of it, and the ledger's notes say what was gained.
+            what is slower in integers; see :func:`bitwright.tune_speed`. The recipe in the ledger has the resulting
+            rules, and the ledger's notes say what was gained.
 
     Returns:
         The prepared model in eval mode, all quantizers off: it still computes exactly what ``model`` does.
@@ -101,16 +101,16 @@ def prepare_resolved(
     debug: bool = False,
     answers: Mapping[str, Mapping[str, bool]] | None = None,
 ) -> nn.Module:
-    """Prepare a model by a recipe that says everything.
+    """Prepare a model by a complete recipe.
 
     Args:
-        model: as in :func:`prepare`, and so are those not named here.
+        model: as in :func:`prepare`, like the arguments not listed here.
         example_inputs: inputs.
-        recipe: all wishes, leaves included.
+        recipe: all settings, including leaves.
         backend: the target.
         concrete_args: arguments that are fixed.
-        debug: whether schedules are watched.
-        answers: how questions that depend on weights were answered before, by the path of the graph.
+        debug: whether to check schedules.
+        answers: earlier answers to questions that depend on weights, by the path of the graph.
     """
     if is_prepared(model):
         raise ConfigError("this model is prepared already; prepare the float model it was made from")
@@ -154,10 +154,10 @@ def _prepare_captured(captured: Capture, ledger: Ledger, *, debug: bool) -> None
 
 
 def _decide_again(region: Region, before: list[fx.Node], job: Job) -> None:
-    """Complete a region's table for the nodes that there are now; what is gone is part of something else.
+    """Complete a region's table for its current nodes; nodes that are gone became part of others.
 
     Args:
-        region: the graph after fusing, with what was decided before.
+        region: the graph after fusing, with the earlier decisions.
         before: its nodes before.
         job: recipe and backend.
     """
@@ -174,7 +174,7 @@ def _decide_again(region: Region, before: list[fx.Node], job: Job) -> None:
 
 
 def _inherits(region: Region, node: fx.Node, before: list[fx.Node]) -> bool:
-    """Let a node have the decision on one that it replaces, if both call a QModule of the same class."""
+    """Give a node the decision on the one that it replaces, if both call a QModule of the same class."""
     cls = type(module_of(node, region.model))
     for old in before if node.op == "call_module" else ():
         decision = region.decisions.get(old) if node_name(old) in facts(node).replaces else None
@@ -187,7 +187,7 @@ def _inherits(region: Region, node: fx.Node, before: list[fx.Node]) -> bool:
 def _stage_runner(
     captured: Capture, recipe: Recipe, backend: Backend, ledger: Ledger, *, debug: bool
 ) -> Callable[[Region, Stage], None]:
-    """A function that runs the schedules of a stage on one region, and notes in the ledger what they did."""
+    """Return a function that runs the schedules of a stage on a region, and notes in the ledger what they did."""
     named = read_switches(recipe.schedules)
     switches: Switches = {**{n: on for n, on in backend.schedules.items() if n not in named}, **recipe.schedules}
     check = runner(captured.model, ledger.example.args, ledger.example.kwargs) if debug else None
@@ -207,7 +207,7 @@ def _check_rules(captured: Capture, job: Job) -> None:
 
 
 def _uncalled_leaves(captured: Capture, ledger: Ledger) -> Decisions:
-    """The leaves that no graph calls, such as those inside of an island."""
+    """The leaves that no graph calls, such as those inside an island."""
     decisions, named = Decisions(), {entry.name for entry in ledger.entries}
     for path, pattern in captured.leaves.items():
         if path not in named:

@@ -1,8 +1,8 @@
 """Place quantizers on edges: one per tensor, shared where the backend needs it, none where values only move.
 
-A tensor is quantized where it comes into being, not where it is used: a max-pool or reshape between its
-producer and an integer operator carries the producer's scale on. Each call of a layer has an input quantizer of its
-own; the weight and its quantizer are shared.
+A tensor is quantized where it is produced, not where it is used: a max-pool or reshape between its producer and an
+integer operator passes on the producer's scale. Each call of a layer has its own input quantizer; the weight and its
+quantizer are shared.
 """
 
 from collections import defaultdict
@@ -52,7 +52,7 @@ def _keys(edges: list[Edge]) -> list[Key]:
 def _record(
     region: Region, node: fx.Node, decision: Decision, sources: list[Key], demand: Demand, names: dict[Key, str]
 ) -> None:
-    """Enter the quantizers that an operator got into the table, and tell its QModule about that of its input."""
+    """Record an operator's quantizers in the table, and tell its QModule about that of its input."""
     module = module_of(node, region.model)
     inputs = tuple(names[key] for key in sources if key in names)
     outputs = tuple(names[key] for key in demand.first_request(node) if key in names)
@@ -64,7 +64,7 @@ def _record(
 
 
 def _weight_quantizer(node: fx.Node, module: nn.Module | None) -> str:
-    """The name of the quantizer of a module's weight, the first of several; empty if it has none."""
+    """The name of the quantizer of a module's weight, the first if there are several, or empty."""
     for key in ("_weight_quantizer", "_weight_quantizers"):
         own = getattr(module, "_modules", {}).get(key)
         if own is not None:
@@ -73,7 +73,7 @@ def _weight_quantizer(node: fx.Node, module: nn.Module | None) -> str:
 
 
 def _number_calls(region: Region, backend: Backend) -> None:
-    """Tell each layer that is called several times which quantizer runs before which call."""
+    """Tell each layer that is called several times which quantizer runs before each call."""
     calls: dict[nn.Module, list[fx.Node]] = defaultdict(list)
     for node in region.model.graph.nodes:
         if tells_calls_apart(node, region):
@@ -87,14 +87,14 @@ def _number_calls(region: Region, backend: Backend) -> None:
 
 
 def _before(region: Region, node: fx.Node) -> TensorQuantizer | None:
-    """The quantizer of what a call reads first."""
+    """The quantizer of a call's first input."""
     decision = region.decisions.get(node)
     names = () if decision is None else decision.inputs
     return region.model.get_submodule(names[0]) if names else None  # pyrefly: ignore
 
 
 def _read(node: fx.Node, decision: Decision, demand: Demand, backend: Backend) -> list[fx.Node]:
-    """The tensors an operator has quantized: what it reads, except those the target computes along with it."""
+    """The tensors that an operator needs quantized: its inputs, except those that the target computes along with it."""
     if not decision.places(backend)[0] and not (decision.insists("input") and decision.recipe.input.floating):
         return []
     merged = backend.operators.merged.get(decision.kind, frozenset())
@@ -106,14 +106,14 @@ def _read(node: fx.Node, decision: Decision, demand: Demand, backend: Backend) -
 def _without_absorbed(
     found: list[fx.Node], decision: Decision, decisions: Decisions, backend: Backend
 ) -> list[fx.Node]:
-    """All but the first tensor whose layer computes the operator, too."""
+    """All but the first tensor whose layer also computes the operator."""
     absorbing = backend.operators.absorbed.get(decision.kind, frozenset())
     taken = next((o for o in found if _takes_in(o, absorbing, decisions, backend)), None)
     return [o for o in found if o is not taken]
 
 
 def _takes_in(tensor: fx.Node, kinds: Collection[str], decisions: Decisions, backend: Backend) -> bool:
-    """Whether the layer whose result a tensor is, with the norm after it, computes its only reader, too."""
+    """Whether the layer that produces a tensor, with the norm after it, also computes the tensor's only reader."""
     while (decision := decisions.get(tensor)) is not None and len(tensor.users) == 1:
         folded = decision.verdict is Verdict.FUSED and decision.kind not in backend.operators.fused
         folded |= decision.kind == "batch_norm"
@@ -132,18 +132,18 @@ def _ask_result(node: fx.Node, decision: Decision, demand: Demand, backend: Back
 
 
 def _found(node: fx.Node, decision: Decision, demand: Demand) -> list[Key]:
-    """The quantizers that an operator finds on its inputs without having asked."""
+    """The quantizers that an operator finds on its inputs without requesting them."""
     if not decision.quantizes or decision.brings_quantizers or decision.recipe.input.floating:
         return []
     return [key for o in operands(node, decision.operator) for key in demand.first_request(demand.walk(o)[0])]
 
 
 def _placed_by_hand(region: Region, backend: Backend) -> set[fx.Node]:
-    """The quantizers that the user has put into the forward, where the backend can go on from them."""
+    """The quantizers that the user put into the forward, where the backend can continue from them."""
     found = set()
     for node in region.model.graph.nodes:
         module = module_of(node, region.model)
-        # One of another kind than the backend's gets one more after it.
+        # One that differs from the backend's gets another after it.
         if isinstance(module, TensorQuantizer) and backend.why_not("activations", module.spec) is None:
             found.add(node)
     return found

@@ -21,7 +21,7 @@ HEADERS = ("name", "operator", "computes", "rule", "asked", "input", "weight", "
 
 @dataclass(frozen=True, repr=False)
 class Plan:
-    """The ledger of a model that was not changed. It prints as a table; a terminal with rich gets a nicer one."""
+    """The ledger of a model that was not changed; it prints as a table, more nicely in a terminal with rich."""
 
     ledger: Ledger
 

@@ -1,4 +1,4 @@
-"""What one call of prepare works on and by: graphs with their decisions, and the job of recipe and backend."""
+"""Region and Job: the graphs that one call of prepare works on, with their decisions, and the recipe and backend."""
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -18,14 +18,14 @@ from bitwright.recipe import Recipe, Rule
 
 @dataclass(frozen=True)
 class Region:
-    """One graph, where it stands in the whole model, and what was decided for it."""
+    """One graph, its path in the whole model, and the decisions on it."""
 
     path: str
     model: CapturedModel
     decisions: Decisions = field(default_factory=Decisions)
 
     def named(self, name: str) -> str:
-        """What the user calls something in this graph, seen from the whole model."""
+        """The user's name for something in this graph, seen from the whole model."""
         return qualified(self.path, name)
 
     def finish(self) -> None:
@@ -54,7 +54,7 @@ class Job:
 
     @cached_property
     def no_input_quantizer(self) -> TensorQuantizer:
-        """What all layers hold until a quantizer is placed before them, and keep where their input stays float."""
+        """What all layers hold until a quantizer is placed before them, and keep if their input stays float."""
         return no_quantizer(self.backend.activations.spec)
 
     def rule_for(self, node: fx.Node, path: str, operator: str) -> Rule | None:
@@ -62,7 +62,7 @@ class Job:
         return self.recipe.rule_for(self.targets.of_node(node, path, operator)) if self.recipe.rules else None
 
     def recipe_for(self, rule: Rule | None, *, first_or_last: bool = False) -> OperatorRecipe:
-        """All that is asked for operators that one rule, or none, speaks of."""
+        """The settings for operators that a given rule, or none, matches."""
         key = (id(rule), first_or_last)
         if key not in self._recipes:
             self._recipes[key] = operator_recipe(rule, self.recipe, self.backend, first_or_last=first_or_last)

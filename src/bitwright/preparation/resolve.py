@@ -1,4 +1,4 @@
-"""Resolve what the user asks for: one recipe for one backend, refused before any work if the backend cannot do it."""
+"""Resolve the user's request into one recipe for one backend, refused in advance if the backend cannot do it."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -11,7 +11,7 @@ from bitwright.graph import read_switches
 from bitwright.preparation.operator_recipe import make_quantizer, operator_recipe
 from bitwright.recipe import Recipe, Rule, TensorRecipe, with_bits
 
-AUTO = "auto"  # weights in as many bits as this CPU multiplies safely, or the one named after a colon
+AUTO = "auto"  # weights in as many bits as are safe on this CPU, or on the one named after a colon
 
 
 def resolve_recipe(
@@ -47,7 +47,7 @@ def resolve_recipe(
 
 
 def _widest(backend: Backend, cpu: str) -> str | None:
-    """The weights of a backend in all the bits that are safe on a CPU, or None for its default."""
+    """The weights of a backend in as many bits as are safe on a CPU, or None for its default."""
     spec, used = backend.weights.spec, backend.weights.used_bits
     if spec is None or spec.bits not in used.values():
         raise ConfigError(

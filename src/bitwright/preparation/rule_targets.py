@@ -12,7 +12,7 @@ from bitwright.recipe import RuleTarget
 
 
 class RuleTargets:
-    """Tells what rules call the operators of a model, and of which classes they are part.
+    """Knows the names of a model's operators in rules, and the classes they are part of.
 
     Args:
         whole: the captured model, or the user's own if it could not be captured as a whole.
@@ -21,10 +21,10 @@ class RuleTargets:
     def __init__(self, whole: nn.Module) -> None:
         self._whole = whole
         self._classes: dict[str, tuple[str, ...]] = {}
-        self.seen: dict[RuleTarget, None] = {}  # all that were asked for, for rules that match nothing
+        self.seen: dict[RuleTarget, None] = {}  # all that were looked up, for rules that match nothing
 
     def of_node(self, node: fx.Node, path: str, operator: str) -> RuleTarget:
-        """A call in the graph that stands at ``path``."""
+        """A call in the graph at ``path``."""
         name, scope = qualified(path, node_name(node)), qualified(path, facts(node).scope)
         types = self._along(name if node.op == "call_module" else scope)
         return self._note(RuleTarget(name, scope, operator, types, qualified(path, node.name)))
@@ -33,7 +33,7 @@ class RuleTargets:
         return self._note(RuleTarget(path, path, module_kind(module), self._along(path)))
 
     def note_modules(self, region: fx.GraphModule, path: str) -> None:
-        """Remember the modules that a graph calls, also those that simplifying takes away."""
+        """Remember the modules that a graph calls, including those that simplifying removes."""
         for node in region.graph.nodes:
             if node.op == "call_module":
                 self.of_node(node, path, module_kind(region.get_submodule(str(node.target))))
@@ -44,7 +44,7 @@ class RuleTargets:
 
     @cached_property
     def _types(self) -> dict[str, list[str]]:
-        """The classes of each module, as they are before any is swapped."""
+        """The classes of each module before any is swapped."""
         names: dict[type[nn.Module], list[str]] = {}
         types: dict[str, list[str]] = {}
         for path, module in self._whole.named_modules(remove_duplicate=False):
@@ -61,7 +61,7 @@ class RuleTargets:
 
 
 def module_kind(module: nn.Module) -> str:
-    """What the ledger and rules call what a module computes."""
+    """The name in the ledger and in rules for what a module computes."""
     operator = operator_of_module(module)
     return operator.name if operator else type(module).__name__
 

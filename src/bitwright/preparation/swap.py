@@ -1,4 +1,4 @@
-"""Swap QModules in: layers that will compute in integers get quantizers of their own and keep their names."""
+"""Swap in QModules: layers that will compute in integers get their own quantizers and keep their names."""
 
 import inspect
 from collections.abc import Collection, Mapping
@@ -25,7 +25,7 @@ from bitwright.recipe import Recipe, TensorRecipe
 
 
 def swap(region: Region, job: Job, nodes: Collection[fx.Node]) -> None:
-    """Replace layers whose weight is quantized by their QModules, and all that a user's QModule serves."""
+    """Replace layers with a quantized weight by their QModules, and everything that a user's QModule serves."""
     swapped: dict[nn.Module, nn.Module] = {}
     for node in nodes:
         decision, module = region.decisions.get(node), module_of(node, region.model)
@@ -43,7 +43,7 @@ def swap(region: Region, job: Job, nodes: Collection[fx.Node]) -> None:
 
 
 def _note_shared_weights(region: Region, nodes: Collection[fx.Node], swapped: Mapping[nn.Module, nn.Module]) -> None:
-    """Say of float calls that the weight is quantized if another call of the layer has it so."""
+    """Note on float calls that the weight is quantized if another call of the layer needs that."""
     for node in nodes:
         decision = region.decisions.get(node)
         if decision is not None and not decision.quantizes and module_of(node, region.model) in swapped:
@@ -58,7 +58,7 @@ def _needs_qmodule(decision: Decision, module: nn.Module | None) -> bool:
 
 
 def _qmodule(node: fx.Node, module: nn.Module | None, decision: Decision, job: Job) -> Judgement | nn.Module:
-    """The QModule that takes the place of a call, with its weight quantizer; or the verdict if there is none."""
+    """The QModule that replaces a call, with its weight quantizer, or the verdict if there is none."""
     if isinstance(module, nn.LSTM):
         return _dynamic_lstm(module, decision)
     cls = qmodule_for(node.target if module is None else type(module))
@@ -79,7 +79,7 @@ def _dynamic_lstm(module: nn.LSTM, decision: Decision) -> nn.Module:
 
 
 def make(cls: type[Any], source: nn.Module | fx.Node, name: str, recipe: Recipe | None) -> Any:  # noqa: ANN401
-    """Build a QModule of what it takes the place of: a module, or the call of a function or method."""
+    """Build a QModule from what it replaces: a module, or the call of a function or method."""
     if not is_custom(cls):
         return cls(source) if isinstance(source, fx.Node) else adopt(cls, source)
     try:
@@ -101,12 +101,12 @@ def own_operator(cls: type[Any] | None) -> type[Any] | None:
 
 
 def quantizes_weight(module: nn.Module) -> bool:
-    """Whether a QModule has a weight with a quantizer of its own."""
+    """Whether a QModule has a weight with its own quantizer."""
     return module.has_weight() if isinstance(module, QuantOpr) else isinstance(module, QuantMixin)
 
 
 def give_quantizers(module: Any, name: str, recipe: OperatorRecipe, backend: Backend) -> None:  # noqa: ANN401
-    """Give a QModule outside of any graph the quantizers of the recipe, its own."""
+    """Give a QModule outside any graph its own quantizers, by the recipe."""
     if recipe.input.floating:
         module.place_input_quantizer(no_quantizer(backend.activations.spec))
     else:
@@ -123,7 +123,7 @@ def _give_weight_quantizer(module: Any, name: str, weight: TensorRecipe, backend
 
 
 def swap_loose(captured: Capture, job: Job) -> Decisions:
-    """Swap the layers that no graph calls; return what was decided, by their names."""
+    """Swap the layers that no graph calls; return the decisions by layer name."""
     decisions = Decisions()
     for path in captured.loose:
         module = captured.model.get_submodule(path)

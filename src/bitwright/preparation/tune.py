@@ -1,4 +1,4 @@
-"""What ``prepare(tune=…)`` asks for: a recipe that is changed by what was measured with it."""
+"""``prepare(tune=…)``: a recipe adjusted by measuring with it."""
 
 import importlib
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from bitwright.backends import Backend
 from bitwright.errors import ConfigError, suggest
 from bitwright.recipe import Recipe
 
-# Where each tuner stands. Tuning exports and runs files, which is above this layer: it is imported only when asked for.
+# Where each tuner lives. Tuning exports and runs files, which is above this layer, so it is imported only on request.
 _TUNERS = {"speed": "bitwright.tuning.speed"}
 
 
@@ -31,7 +31,7 @@ def tuned(
     backend: Backend,
     concrete_args: Mapping[str, Any] | None,
 ) -> tuple[Recipe, list[str]]:
-    """The recipe as tuning wants it, and what tuning found, in words."""
+    """The tuned recipe, and what tuning found, in words."""
     if tune is None:
         return recipe, []
     check_tuning(tune, backend)

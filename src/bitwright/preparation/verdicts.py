@@ -1,4 +1,4 @@
-"""Verdicts: in integers, moved along, fused, or float. Every reason that the ledger can give stands in this file."""
+"""Verdicts: in integers, moved along, fused, or float. This file holds every reason that the ledger can give."""
 
 from typing import Any
 
@@ -15,9 +15,9 @@ from bitwright.preparation.float_tensors import is_float, operands
 from bitwright.preparation.region import Job
 from bitwright.quantizer import TensorQuantizer
 
-_PRECISIONS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)  # scales are float32 in all of them
+_PRECISIONS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)  # scales are float32 for all of them
 
-# After the first judgement: what swapping and fusing make of an operator.
+# After the first judgement: what becomes of an operator by swapping and fusing.
 NO_QMODULE = Judgement(Verdict.FLOAT, "no quantized module is registered for it")
 NOT_SWAPPED = Judgement(Verdict.PARTLY, "its weight stays float because it is not swapped")
 FOLDED = Judgement(Verdict.FUSED, "folded into the layer before it")
@@ -31,12 +31,12 @@ def fused_with(name: str) -> Judgement:
 
 
 def replaced_by(name: str) -> Judgement:
-    """An operator in whose place a schedule has put another."""
+    """An operator that a schedule replaced by another."""
     return Judgement(Verdict.FUSED, f"replaced by {name}")
 
 
 def shares_weight(before: Judgement) -> Judgement:
-    """A float call of a layer whose weight another call of it quantizes."""
+    """A float call of a layer whose weight is quantized for another call."""
     return before._replace(reason=f"{before.reason}, but its weight is quantized for another call")
 
 
@@ -46,12 +46,12 @@ def leaf(pattern: str) -> Judgement:
 
 
 def judge(node: fx.Node, module: nn.Module | None, decision: Decision, job: Job, *, counts: bool) -> Judgement:
-    """How a call computes, by what it is, the rule for it, the backend, and what it computes on.
+    """How a call computes, given its operator, its rule, the backend and its inputs.
 
     Args:
         node: the call.
         module: what it calls, if it is a module.
-        decision: what is known before the judgement.
+        decision: what is known before judging.
         job: recipe and backend.
         counts: whether its floats are positions and the like, which must stay whole numbers.
     """
@@ -67,7 +67,7 @@ def judge(node: fx.Node, module: nn.Module | None, decision: Decision, job: Job,
 
 
 def judge_loose(decision: Decision, cls: type[Any] | None, job: Job) -> Judgement:
-    """How a layer outside of any graph computes, for which the QModule ``cls`` is registered."""
+    """How a layer outside any graph computes, for which the QModule ``cls`` is registered."""
     known = decision.has_weight and decision.kind in job.backend.operators.integer
     if cls is None or not (known or is_custom(cls)):
         return Judgement(Verdict.FLOAT, "outside of any graph")
@@ -79,7 +79,7 @@ def judge_loose(decision: Decision, cls: type[Any] | None, job: Job) -> Judgemen
 
 
 def _as_written(module: nn.Module | None, decision: Decision, job: Job) -> Judgement:
-    """What is a quantizer, has quantizers, or is not known."""
+    """Judge what is a quantizer, has quantizers, or is unknown."""
     if isinstance(module, TensorQuantizer):
         return Judgement(Verdict.INTEGER, "a quantizer placed by hand")
     if isinstance(module, QuantInputMixin):
@@ -92,7 +92,7 @@ def _as_written(module: nn.Module | None, decision: Decision, job: Job) -> Judge
 
 
 def _recurrent(module: nn.RNNBase | nn.RNNCellBase, decision: Decision, job: Job) -> Judgement:
-    """What torch computes in one go, which is an LSTM for some backends."""
+    """Judge what torch computes in one step, which some backends support for LSTMs."""
     if decision.skipped:
         return _skipped(decision)
     hint = "schedules: {split_recurrent: true} quantizes LSTM and GRU"
@@ -108,7 +108,7 @@ def _recurrent(module: nn.RNNBase | nn.RNNCellBase, decision: Decision, job: Job
 
 
 def _on_backend(node: fx.Node, module: nn.Module | None, decision: Decision, backend: Backend) -> Judgement | None:
-    """What keeps a call from being quantized, whatever the recipe says; None if nothing does."""
+    """Say what keeps a call from being quantized, whatever the recipe says; None if nothing does."""
     own_choice = decision.custom is not None or decision.forced
     found = None if own_choice else _by_kind(node, module, decision, backend)
     if found is not None and found.verdict is not Verdict.CARRIED:
@@ -117,13 +117,13 @@ def _on_backend(node: fx.Node, module: nn.Module | None, decision: Decision, bac
         return Judgement(Verdict.FLOAT, obstacle)
     condition = None if own_choice else backend.operators.conditions.get(decision.kind)
     if condition is not None and (obstacle := condition(node)):
-        verdict = Verdict.FLOAT if found is None else Verdict.CARRIED  # what moves values needs no quantizer of its own
+        verdict = Verdict.FLOAT if found is None else Verdict.CARRIED  # what moves values needs no quantizer
         return Judgement(verdict, obstacle, keep_float=True)
     return found
 
 
 def _by_kind(node: fx.Node, module: nn.Module | None, decision: Decision, backend: Backend) -> Judgement | None:
-    """What the operator is, and whether the backend has it."""
+    """Judge by the operator, and whether the backend has it."""
     operator = decision.operator
     if operator is None:
         return None
@@ -162,7 +162,7 @@ def _on_request(decision: Decision, job: Job) -> Judgement | None:
 
 
 def _by_recipe(decision: Decision, job: Job) -> Judgement:
-    """What the recipe leaves of it."""
+    """Judge by the recipe."""
     placed, weight = any(decision.places(job.backend)), decision.recipe.weight
     if not placed and (not decision.has_weight or weight.floating):
         return _left_float(decision)

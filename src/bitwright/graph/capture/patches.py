@@ -99,8 +99,7 @@ class _Patches:
                     raise AttributeError(f"torch {torch.__version__} has no {path}")
                 owner, name = found
                 own = vars(owner)[name]
-                self.undo.append(functools.partial(setattr, owner, name, own))  # first, because a process may fork in
-                between
+                self.undo.append(functools.partial(setattr, owner, name, own))  # first: the process may fork here
                 setattr(owner, name, wrap(own))
 
     def _restore(self) -> None:

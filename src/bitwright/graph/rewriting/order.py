@@ -26,7 +26,7 @@ def order_schedules(stage: Stage) -> list[Schedule]:
 
 
 def _named(schedule: Schedule, word: Literal["after", "before"], mine: Mapping[str, Schedule]) -> set[str]:
-    """The schedules of the same stage that one must run after or before; those of the other stage must be consistent."""
+    """The schedules of the same stage that one must run after or before; the other stage's must be consistent."""
     wished = [name for name in getattr(schedule, word) if name != "*"]
     for name in wished:
         if name not in SCHEDULES:

@@ -131,7 +131,7 @@ class ReplacePatternBase:
         self._notes.append(f"not {self.done}: {node_name(node)}, {reason}")
 
     def add_module(self, model: nn.Module, name: str, module: nn.Module) -> str:
-        """Set ``module`` in ``model`` under the dotted name, or a free one like it; return that name, a node's target."""
+        """Set ``module`` in ``model`` under the dotted name, or a free one like it; return it, for a node's target."""
         *path, last = name.split(".")
         parent = container(model, path)
         free = free_name(parent, last)

@@ -1,4 +1,4 @@
-"""The place where users of pytorch-quantization look for the mixins: ``bitwright.nn.modules._utils``."""
+"""Where users of pytorch-quantization look for the mixins: ``bitwright.nn.modules._utils``."""
 
 from bitwright.nn.modules import _utils
 

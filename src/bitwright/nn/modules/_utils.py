@@ -1,4 +1,4 @@
-"""Mixins and helpers for quantized modules, under the name they are known by."""
+"""Mixins and helpers for quantized modules, under their familiar name."""
 
 from bitwright.nn.mixins import QuantInputMixin, QuantMixin, pop_quant_desc_in_kwargs
 

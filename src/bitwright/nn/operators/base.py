@@ -1,4 +1,4 @@
-"""Operator: one computation under all its names, and every fact about it that the rest of Bitwright asks for."""
+"""Operator: one computation under all its names, and every fact about it that the rest of Bitwright needs."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,17 +22,17 @@ _BY_SOURCE: dict[Source, "Operator"] = {}
 
 @dataclass(frozen=True)
 class Operator:
-    """What an operator is, not what a backend does with it. A computation without a record stays float.
+    """What an operator is, not what a backend does with it; a computation without a record stays float.
 
     Args:
-        name: what Bitwright, its rules and its reports call it.
+        name: its name in rules and reports.
         sources: module classes, functions, and names of tensor methods.
-        rank: number of spatial dimensions: 2 for ``conv2d``, 0 where there are none or any number of them.
+        rank: number of spatial dimensions: 2 for ``conv2d``, 0 if there are none or any number.
         weight: whether it multiplies its input by a weight, the second argument of its function.
         weight_axis: the axis of the weight that holds the output channels.
         binary: whether it computes on two tensors, or on a tensor and a number.
-        elementwise: whether each value of the result depends only on the inputs' values at that place.
-        same_shape: whether the result has the shape of the first input. An activation always has.
+        elementwise: whether each value of the result depends only on the inputs' values at that position.
+        same_shape: whether the result has the shape of the first input, as an activation always does.
         homogeneous: whether f(s·x) = s·f(x) for every factor s > 0 per channel.
         pool: whether it reduces windows of a plane to one value each.
         averages_planes: whether it averages each plane (all spatial dimensions) to one value.
@@ -67,15 +67,15 @@ class Operator:
 
     @property
     def carries_when(self) -> Literal["always", "sometimes", "never"]:
-        """Whether every call, some calls or no call passes its input's values on unchanged."""
+        """Whether every call, some calls or no call passes on its input's values unchanged."""
         return "sometimes" if callable(self.carries) else "always" if self.carries else "never"
 
     def carries_scale(self, node: fx.Node, module: nn.Module | None) -> bool:
-        """Whether this call passes its input's values on unchanged."""
+        """Whether this call passes on its input's values unchanged."""
         return self.carries(node, module) if callable(self.carries) else self.carries
 
     def limits_of(self, node: fx.Node, module: nn.Module | None) -> Limits | None:
-        """The lowest and highest value this call lets pass if it is a plain clamp with known limits, else None."""
+        """The lowest and highest value that this call returns if it is a plain clamp with known limits, else None."""
         return self.limits(node, module) if callable(self.limits) else self.limits
 
     def averages_planes_of(self, node: fx.Node, module: nn.Module | None) -> bool:
@@ -84,7 +84,7 @@ class Operator:
 
 
 def register_operator(operator: Operator, *, override: bool = False) -> Operator:
-    """Add an operator, so that rules, backends and schedules can name it and ask for its traits.
+    """Add an operator, so that rules, backends and schedules can name it and look up its traits.
 
     ::
 
@@ -92,7 +92,7 @@ def register_operator(operator: Operator, *, override: bool = False) -> Operator
 
     Args:
         operator: the record.
-        override: replace an operator of the same name, and take sources over from the operators that have them.
+        override: replace an operator of the same name, and take over sources from the operators that have them.
     """
     for source in operator.sources:
         taken = _BY_SOURCE.get(source)
@@ -107,7 +107,7 @@ def register_operator(operator: Operator, *, override: bool = False) -> Operator
 
 
 def unregister_operator(name: str) -> None:
-    """Forget an operator; sources it had taken over go back to the operators that list them."""
+    """Remove an operator; sources it took over return to the operators that list them."""
     OPERATORS.unregister(name)
     _BY_SOURCE.clear()
     for operator in OPERATORS.values():
@@ -121,13 +121,13 @@ def operator_of_source(source: Source) -> Operator | None:
 
 def operator_of_module(module: nn.Module) -> Operator | None:
     """The operator a module computes, by its class or by the parent whose ``forward`` it inherits."""
-    if "_input_quantizer" in module._modules:  # it quantizes its input itself: its values are not those that come in
+    if "_input_quantizer" in module._modules:  # it quantizes its input itself, so its values differ from its input's
         return None
     for cls in type(module).__mro__:
         if cls in _BY_SOURCE:
             return _BY_SOURCE[cls]
         if "forward" in vars(cls) and not isinstance(module, QuantInputMixin):
-            return None  # a subclass with a forward of its own computes something else
+            return None  # a subclass with its own forward computes something else
     return None
 
 
@@ -141,7 +141,7 @@ def operator_of(node: fx.Node, modules: dict[str, nn.Module]) -> Operator | None
 
 
 def argument(node: fx.Node, module: nn.Module | None, position: int, name: str, default: Any = None) -> Any:  # noqa: ANN401
-    """An argument of a call: an attribute of the module, or what the function was given."""
+    """An argument of a call: an attribute of the module, or an argument of the function."""
     if module is not None:
         return getattr(module, name, default)
     return node.kwargs.get(name, node.args[position] if len(node.args) > position else default)

@@ -22,12 +22,12 @@ def _pads_with_known_values(node: fx.Node, module: nn.Module | None) -> bool:
     if isinstance(module, PADS_WITH_OWN_VALUES):
         return True
     mode = "constant" if module is not None else argument(node, module, 2, "mode", "constant")
-    # Minus infinity stands before a max-pool, which never chooses it.
+    # Minus infinity occurs before a max-pool, which never selects it.
     return mode != "constant" or argument(node, module, 3, "value") in (None, 0, 0.0, float("-inf"))
 
 
 def cast_float(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """The same floats in another precision, or in their own."""
+    """Cast floats to another precision, or to their own."""
     return x.to(dtype)
 
 

@@ -1,4 +1,4 @@
-"""Norms, and what else relates the values of a tensor to each other and keeps its shape."""
+"""Norms, and other operators that relate the values of a tensor to each other and keep its shape."""
 
 import torch
 import torch.nn.functional as F

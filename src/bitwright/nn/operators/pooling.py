@@ -20,7 +20,7 @@ def _to_one_value(node: fx.Node, module: nn.Module | None) -> bool:
 
 
 def _functions(name: str) -> tuple[Callable[..., Any], ...]:
-    """What torch has under a name, in ``F`` and at its root; often they are one function."""
+    """The functions that torch has under a name, in ``F`` and at its root; often they are the same."""
     return tuple(dict.fromkeys(getattr(home, name) for home in (F, torch) if hasattr(home, name)))
 
 
