@@ -1,4 +1,4 @@
-"""Analyze: what quantization does to every operator of a calibrated model: error, clipping, distribution."""
+"""Analyze: how quantization affects every operator of a calibrated model: error, clipping, distribution."""
 
 from bitwright.analysis.run import analyze, outline
 from bitwright.analysis.stats import Histogram, LayerStats, TensorStats

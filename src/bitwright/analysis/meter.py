@@ -1,4 +1,4 @@
-"""Meter: adds up, in float64 and O(bins) memory, what one tensor shows over all batches."""
+"""Meter: accumulate, in float64 and O(bins) memory, statistics of one tensor over all batches."""
 
 import math
 
@@ -12,10 +12,10 @@ from bitwright.quantizer import TensorQuantizer
 
 
 class Meter:
-    """Sees a tensor of the float model, and compares it with that of the quantized one.
+    """Sees a tensor of the float model, and compares it with the quantized model's.
 
     Args:
-        quantizer: what quantizes the tensor, if anything does.
+        quantizer: the tensor's quantizer, if it has one.
         histogram: whether to count the values.
     """
 
@@ -54,13 +54,13 @@ class Meter:
         error = x - y
         powers = [_power(x), _power(error)]
         if not all(math.isfinite(p) for p in powers):
-            finite = torch.isfinite(error)  # such as the -inf of an attention mask, which carries no signal
+            finite = torch.isfinite(error)  # such as -inf in an attention mask, which carries no signal
             powers = [_power(x[finite]), _power(error[finite])]
         self.signal, self.noise = self.signal + powers[0], self.noise + powers[1]
         self.compared += x.numel()
 
     def fill(self, stats: TensorStats) -> None:
-        """Write down what was seen."""
+        """Record what was seen."""
         if self.compared:
             stats.sqnr = sqnr(self.signal, self.noise)
         if self.values and self.quantizer is not None:
@@ -77,7 +77,7 @@ def sqnr(signal: float, noise: float) -> float:
 
 
 def count_clipped(x: Tensor, quantizer: TensorQuantizer) -> int:
-    """How many values round to an integer that the spec does not have."""
+    """The number of values that round to an integer outside the spec."""
     method, spec, x = quantizer.method, quantizer.spec, wide(x)
     scale, zero_point = (broadcast(p.detach(), x, method.axis, method.group) for p in quantizer.qparams())
     q = torch.round(x / scale) + zero_point
@@ -85,7 +85,7 @@ def count_clipped(x: Tensor, quantizer: TensorQuantizer) -> int:
 
 
 def range_of(quantizer: TensorQuantizer | None) -> tuple[float, float] | None:
-    """The lowest and highest value a quantizer has, over all its channels, once it is calibrated."""
+    """The lowest and highest value that a calibrated quantizer represents, over all its channels."""
     if quantizer is None or not quantizer.calibrated:
         return None
     lo, hi = quantizer.range()

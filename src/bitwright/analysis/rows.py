@@ -12,16 +12,16 @@ from bitwright.quantizer import TensorQuantizer
 
 
 class Row:
-    """One operator: what is known of it, and where its tensors are measured.
+    """One operator: what is known about it, and where its tensors are measured.
 
     Attributes:
-        stats: what is known.
-        region: the graph it is part of; None for a layer outside of any graph.
+        stats: the known statistics.
+        region: its graph; None for a layer outside any graph.
         point: the node of that graph whose result counts as the operator's output.
-        module: the layer, where it is one.
-        input: the layer's own input quantizer, which it has outside of graphs.
+        module: the layer, if it is one.
+        input: the layer's own input quantizer, outside graphs.
         output: the quantizer of the output.
-        meters: what measures its tensors, by their name in the stats.
+        meters: meters of its tensors, by their name in the stats.
     """
 
     def __init__(self, entry: Entry) -> None:
@@ -37,7 +37,7 @@ class Row:
         self._weight: Tensor | None = None
 
     def stand_in(self, region: CapturedModel, node: fx.Node, end: fx.Node) -> "Row":
-        """Be the operator ``node`` of a graph, computed together with what comes up to ``end``."""
+        """Represent the operator ``node`` of a graph, computed together with what follows up to ``end``."""
         self.region, self.point = region, end
         if (after := _quantizer_after(end, region)) is not None:
             self.point, self.output = after
@@ -49,7 +49,7 @@ class Row:
         return self
 
     def stand_alone(self, layer: nn.Module) -> "Row":
-        """Be a layer outside of any graph."""
+        """Represent a layer outside any graph."""
         self._have(layer)
         if isinstance(layer, QuantMixin) and isinstance(layer.input_quantizer, TensorQuantizer):
             self.input = layer.input_quantizer
@@ -62,7 +62,7 @@ class Row:
             self.stats.weight.range = range_of(module.weight_quantizer)
 
     def measure_weight(self) -> None:
-        """Compare the weight, with its BatchNorm folded in, with its quantized self."""
+        """Compare the weight, with its BatchNorm folded in, with its quantized version."""
         if not isinstance(self.module, QuantMixin) or not hasattr(self.module, "_weight_quantizer"):
             return
         quantizer = self.module.weight_quantizer
@@ -73,14 +73,14 @@ class Row:
             meter.compare(weight, quantizer.fake_quantize(weight))
 
     def result(self) -> LayerStats:
-        """What is known, with what was measured."""
+        """The statistics, with the measurements filled in."""
         for kind, meter in self.meters.items():
             meter.fill(getattr(self.stats, kind))
         return self.stats
 
 
 def rows_of(model: nn.Module) -> list[Row]:
-    """A row for each quantized input and constant, then one for each entry of the ledger."""
+    """One row for each quantized input and constant, then one for each entry of the ledger."""
     regions = {path: region for path, region in model.named_modules() if isinstance(region, CapturedModel)}
     rows = [row for path, region in regions.items() for row in _source_rows(path, region)]
     calls = {(path, node.name): node for path, region in regions.items() for node in region.graph.nodes}

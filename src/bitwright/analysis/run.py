@@ -20,7 +20,7 @@ from bitwright.quantizer import Mode, TensorQuantizer, quantizers
 
 
 def outline(model: nn.Module) -> list[LayerStats]:
-    """What is known of a prepared model without running it: verdicts, specs and, once calibrated, ranges."""
+    """What is known about a prepared model without running it: verdicts, specs and, once calibrated, ranges."""
     return [row.stats for row in rows_of(model)]
 
 
@@ -30,7 +30,7 @@ def analyze(model: nn.Module, batches: Iterable[Any], *, progress: bool | None =
     Quantizers that are off stay off. One batch's activations are held at a time, and O(bins) of all others.
 
     Args:
-        model: what ``calibrate`` returned; it is afterwards as it was before.
+        model: a calibrated model; it is unchanged afterwards.
         batches: data as for ``calibrate``.
         progress: show a progress bar; by default only on a terminal.
 

@@ -1,4 +1,4 @@
-"""What analyze answers with: plain values for each operator and its tensors."""
+"""The results of analyze: plain values for each operator and its tensors."""
 
 from dataclasses import dataclass, field
 
@@ -14,7 +14,7 @@ _CHUNK = 1 << 22  # values counted at a time, so that the copy made for counting
 
 @dataclass
 class Histogram:
-    """How often which values occur: counts in equal bins from ``lo`` to ``hi``."""
+    """How often values occur: counts in equal bins from ``lo`` to ``hi``."""
 
     lo: float
     hi: float
@@ -29,7 +29,7 @@ class Histogram:
         return cls(lo, hi, [0] * _FINE)
 
     def add(self, values: Tensor) -> None:
-        """Count finite values; should some lie outside, bins join in pairs until all fit."""
+        """Count finite values; if some lie outside, bins join in pairs until all fit."""
         lowest, highest = (float(v) for v in torch.aminmax(values))
         spare = [0] * (len(self.counts) // 2)
         while lowest < self.lo:
@@ -43,7 +43,7 @@ class Histogram:
             self.counts = [old + int(new) for old, new in zip(self.counts, found, strict=True)]
 
     def trimmed(self, keep: tuple[float, float] | None = None) -> "Histogram":
-        """The same in at most ``BINS`` bins, without the empty ends but with all of the range ``keep``."""
+        """The histogram in at most ``BINS`` bins, without empty ends but including the range ``keep``."""
         width = (self.hi - self.lo) / len(self.counts)
         used = [i for i, count in enumerate(self.counts) if count]
         used += [min(max(int((edge - self.lo) / width), 0), len(self.counts) - 1) for edge in keep or ()]
@@ -59,13 +59,13 @@ def _join(counts: list[int], many: int) -> list[int]:
 
 @dataclass
 class TensorStats:
-    """One tensor of an operator; what does not apply or was not measured is empty.
+    """One tensor of an operator; anything that does not apply or was not measured is empty.
 
     Attributes:
-        spec: how it is quantized; empty where it stays float.
+        spec: how it is quantized; empty if it stays float.
         range: the lowest and highest value that can be represented, over all channels.
         sqnr: power of the float values over power of the error, in dB; infinite where there is no error.
-        clipped: share of the float values that lie beyond what can be represented, from 0 to 1.
+        clipped: share of the float values beyond the representable range, from 0 to 1.
         histogram: the float values.
     """
 
@@ -84,8 +84,8 @@ class LayerStats:
         name: as in the ledger.
         operator: conv2d, linear, add … or ``input`` or ``constant``.
         verdict: how it computes.
-        reason: why, where the ledger says so.
-        input: its spec; measured only where the layer is outside of any graph and quantizes its own input.
+        reason: why, if the ledger says so.
+        input: its spec; measured only if the layer is outside any graph and quantizes its own input.
         weight: the weight with its BatchNorm folded in, against the quantized weight.
         output: the result of the float model against the quantized model's, with all the error that came
             before. For an operator computed together with an activation it is the result of both, as on the

@@ -1,4 +1,4 @@
-"""Watch: let meters see every result inside a model while it runs, and leave no trace afterwards."""
+"""Watch: show meters every result inside a model as it runs, and leave no trace afterwards."""
 
 import inspect
 from collections import defaultdict, deque
@@ -17,10 +17,10 @@ from bitwright.quantizer import quantizers
 
 
 class Record:
-    """Holds one batch's float results until the quantized ones come.
+    """Holds one batch's float results until the quantized ones arrive.
 
     Attributes:
-        quantized: which of the two passes is under way.
+        quantized: which of the two passes is running.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class Record:
         self._kept: dict[Meter, deque[Tensor]] = defaultdict(deque)
 
     def see(self, meter: Meter, value: Any) -> None:  # noqa: ANN401
-        """Take a result of the pass that is under way."""
+        """Take a result of the current pass."""
         if not isinstance(value, Tensor) or not value.is_floating_point():
             return
         if not self.quantized:
@@ -38,7 +38,7 @@ class Record:
             meter.compare(before, value)
 
     def clear(self) -> None:
-        """Forget what nothing came for."""
+        """Forget unmatched results."""
         self._kept.clear()
 
 
@@ -61,7 +61,7 @@ class _Watch(fx.Interpreter):
 
 @contextmanager
 def watched(model: nn.Module, rows: list[Row], record: Record) -> Generator[None, None, None]:
-    """Interpret the graphs of a model, and hook its layers outside of graphs, for as long as this lasts."""
+    """Temporarily interpret the graphs of a model, and hook its layers outside graphs."""
     watches = {m: _Watch(m, record) for m in model.modules() if isinstance(m, CapturedModel)}
     with ExitStack() as undo:
         for row in rows:
@@ -83,7 +83,7 @@ def watched(model: nn.Module, rows: list[Row], record: Record) -> Generator[None
 
 @contextmanager
 def unchanged(model: nn.Module) -> Generator[None, None, None]:
-    """Evaluate a model, then give every quantizer its mode and every module its training flag back."""
+    """Evaluate a model, then restore every quantizer's mode and every module's training flag."""
     modes = {q: q.mode for q in quantizers(model).values()}
     with eval_mode(model):
         try:

@@ -53,10 +53,10 @@ def _globals(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code.
 
-    0: all is well. 1: a limit that the user set was missed. 2: something was refused, in one line on stderr.
-    130 and 143: ended by SIGINT or SIGTERM.
+    0: success. 1: a limit was missed. 2: something was refused, in one line on stderr. 130 and 143: ended by SIGINT or
+    SIGTERM.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
-    if "--debug" in given:  # it may stand anywhere
+    if "--debug" in given:  # it may appear anywhere
         given = ["--debug", *(a for a in given if a != "--debug")]
     return answer(app, given)

@@ -1,4 +1,4 @@
-"""``bitwright backends``: which targets exist, and what each of them does."""
+"""``bitwright backends``: list the targets, or show what one of them does."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -64,7 +64,7 @@ def matrix(
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write to this file instead of stdout.")
     ] = None,
 ) -> None:
-    """Make the page of the documentation that says which operators and formats work where."""
+    """Write the documentation page that says which operators and formats work where."""
     from bitwright.backends import BACKENDS
     from bitwright.backends.table import page
 

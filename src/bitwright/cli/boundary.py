@@ -15,12 +15,12 @@ import typer
 from bitwright.errors import BitwrightError
 
 INTERRUPTED, TERMINATED = 130, 143
-# The base of all that typer says about wrong options; typer gives it no public name.
+# The base of all typer errors about wrong options, which has no public name.
 _UsageError: Any = typer.BadParameter.__mro__[1]
 
 
 class UserCodeError(BitwrightError):
-    """A function that the user named, or the module it lives in, raised."""
+    """A function that the user named, or its module, raised."""
 
 
 class Terminated(BaseException):
@@ -29,7 +29,7 @@ class Terminated(BaseException):
 
 @dataclass
 class State:
-    """What holds for one run of the command line."""
+    """The settings of one run of the command line."""
 
     debug: bool = False
 
@@ -69,7 +69,7 @@ def _refuse(message: str, state: State) -> int:
 
 
 def print_line(message: str) -> None:
-    """Say one thing on stderr, in one line."""
+    """Print one line to stderr."""
     typer.echo(f"bitwright: {one_line(message)}", err=True)
 
 
@@ -80,7 +80,7 @@ def one_line(message: str) -> str:
 
 @contextmanager
 def blame(what: str) -> Iterator[None]:
-    """Say that ``what`` raised, if something raises that Bitwright did not mean to."""
+    """Report that ``what`` raised, if the error is not one of Bitwright's own."""
     try:
         yield
     except (BitwrightError, typer.Exit):
@@ -92,7 +92,7 @@ def blame(what: str) -> Iterator[None]:
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """End on SIGTERM as on SIGINT: by an exception, so that everything is left in order."""
+    """End on SIGTERM as on SIGINT, with an exception, so that everything is cleaned up."""
 
     def terminate(*_: Any) -> None:
         raise Terminated

@@ -1,4 +1,4 @@
-"""The user's data: batches that can be gone over again, and example inputs for the model."""
+"""The user's data: batches that can be iterated repeatedly, and example inputs for the model."""
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Batches:
-    """Batches that can be iterated several times, and that name their source when it raises."""
+    """Batches that can be iterated several times, and that name their source if it raises."""
 
     def __init__(self, name: str, begin: Callable[[], Iterable[Any]]) -> None:
         self.name, self._begin = name, begin
@@ -36,7 +36,7 @@ class Batches:
 
 
 class SizedBatches(Batches):
-    """Batches of a known number, so that a progress bar can show the end."""
+    """Batches of known length, so that a progress bar can show the end."""
 
     def __len__(self) -> int:
         return len(self._begin())  # pyrefly: ignore
@@ -55,7 +55,7 @@ def read_batches(given: Any, name: str) -> Batches:  # noqa: ANN401
             found = list(found)
     try:
         len(found)  # pyrefly: ignore
-    except TypeError:  # as a DataLoader without a known length raises
+    except TypeError:  # a DataLoader without a known length raises this
         return Batches(name, lambda: found)
     return SizedBatches(name, lambda: found)
 
@@ -69,7 +69,7 @@ def call_if_function(given: Any, name: str) -> Any:  # noqa: ANN401
 
 
 def cut_to_model(model: "nn.Module", batch: Any) -> Any:  # noqa: ANN401
-    """Leave out of a batch what comes after the inputs that the model needs, as labels do."""
+    """Drop from a batch what follows the inputs that the model needs, such as labels."""
     if not isinstance(batch, tuple | list):
         return batch
     parameters = inspect.signature(model.forward).parameters.values()
@@ -81,7 +81,7 @@ def cut_to_model(model: "nn.Module", batch: Any) -> Any:  # noqa: ANN401
 
 
 def example_of_shapes(shapes: Iterable[str]) -> tuple[Any, ...]:
-    """Random float inputs of the shapes that texts such as ``1,3,224,224`` mean."""
+    """Random float inputs of the shapes given by strings such as ``1,3,224,224``."""
     import torch
 
     sizes: list[list[int]] = []

@@ -1,4 +1,4 @@
-"""``bitwright inspect``: a dry run that shows what would be quantized, by which rule, what not, and why."""
+"""``bitwright inspect``: a dry run that shows what would be quantized, by which rule, and what would not, and why."""
 
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
@@ -53,7 +53,7 @@ def _dry_run(
     from bitwright.preparation import ledger_of, prepare, resolve_recipe
 
     with step("building the model"):
-        load(target, "the model")  # its module may register what the wishes name
+        load(target, "the model")  # its module may register what the recipe names
         recipe, backend = resolve_recipe(*wishes)
         model = load_model(target)
     inputs = _example(target, model, example, data, shapes)

@@ -1,4 +1,4 @@
-"""A job: one model to quantize, checked as a whole first, then run step by step."""
+"""A job: one model to quantize, checked completely first, then run step by step."""
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -30,13 +30,13 @@ from bitwright.saving.folder import check_folder
 from bitwright.saving.manifest import FILES, MANIFEST
 
 REPORT = "report.html"
-PROGRESS = "checkpoint"  # the folder, beside the files, of a calibration that is not finished
+PROGRESS = "checkpoint"  # the folder, next to the files, of an unfinished calibration
 _ANALYZED_BATCHES = 8
 
 
 @dataclass
 class Job:
-    """What the user asked for; making one refuses what cannot work, before the model is even built."""
+    """What the user asked for; creating one refuses what cannot work, before the model is even built."""
 
     model: str
     data: str
@@ -70,7 +70,7 @@ class Job:
         self._example = load(self.example, "--example") if self.example else None
         self._recipe, self._backend = resolve_recipe(*self.wishes)
         check_tuning(self.tune, self._backend)
-        ExportOptions(**self.written)  # refuses what no model can have
+        ExportOptions(**self.written)  # refuses what no model can support
         writer = FORMATS.get(self.format or next(iter(self._backend.formats), "onnx"))
         names = (self.name or f"model{writer.suffix}", REPORT)
         self._file, self._report = check_outputs(self.output, names, writer.suffix, self.force)
@@ -84,7 +84,7 @@ class Job:
     def run(self) -> Outcome | None:
         """Quantize, export, verify, evaluate and report; under torchrun, ranks other than 0 only help to calibrate.
 
-        The progress of calibration outlives a job that is interrupted or killed, not one that ends or is refused.
+        The progress of calibration survives a job that is interrupted or killed, not one that ends or is refused.
         """
         progress = self.output / PROGRESS
         with under_torchrun():
@@ -94,7 +94,7 @@ class Job:
                 qmodel, batches, before = self._calibrated(progress)
                 with step("exporting"):
                     export(qmodel, self._file, format=self._format, **self.written)
-                    self._report.unlink(missing_ok=True)  # it spoke of the file that was replaced
+                    self._report.unlink(missing_ok=True)  # it described the file that was replaced
                 if self.save is not None:
                     given = {"model": self.model, "data": self.data, "eval": self.evaluate}
                     save(qmodel, self.save, source={name: value for name, value in given.items() if value})
@@ -121,7 +121,7 @@ class Job:
         calibrate(qmodel, mine, checkpoint=progress, uneven=True)
         if self._recipe.correct:
             with step("correcting"):
-                correct(qmodel, batches)  # all of them on every rank, so that all get the same model
+                correct(qmodel, batches)  # all of them on every rank, so that every rank gets the same model
         return qmodel, batches, before
 
     def _prove(self, qmodel: nn.Module, batches: Batches, before: Scores) -> Outcome:
@@ -168,7 +168,7 @@ def _load_judge(name: str | None) -> Callable[[nn.Module], object] | None:
 
 
 def _forget(progress: Path) -> bytes:
-    """Remove what calibration has written into a folder, and the folder if nothing else is in it."""
+    """Remove what calibration wrote into a folder, and the folder if nothing else is in it."""
     for file in progress.glob("calibration*.safetensors"):
         file.unlink(missing_ok=True)
     with suppress(OSError):
@@ -177,7 +177,7 @@ def _forget(progress: Path) -> bytes:
 
 
 def check_outputs(folder: Path, names: tuple[str, ...], suffix: str, force: bool) -> list[Path]:
-    """Say where the files will be, or why they cannot be there."""
+    """Return where the files will be, or say why they cannot be there."""
     if Path(names[0]).name != names[0] or not names[0].endswith(suffix):
         raise ConfigError(f"--name {names[0]!r} must be the name of an {suffix} file, without a folder")
     if folder.exists() and not folder.is_dir():
@@ -190,7 +190,7 @@ def check_outputs(folder: Path, names: tuple[str, ...], suffix: str, force: bool
 
 
 def check_extras(backend: Backend, runtimes: Iterable[str] | None) -> None:
-    """Make sure that the file can be run somewhere."""
+    """Make sure that some runtime can run the file."""
     from bitwright.verification import RUNTIMES
 
     known = backend.runtimes or ("reference",)

@@ -1,4 +1,4 @@
-"""Load what the user names as ``module:function``, and say clearly what is wrong where that fails."""
+"""Load what the user names as ``module:function``, with clear errors if that fails."""
 
 import importlib
 import pkgutil
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def load(target: str, option: str) -> Any:  # noqa: ANN401
-    """Import what ``target`` (``package.module:name``) means; ``option`` is where the user wrote it."""
+    """Import ``target`` (``package.module:name``); ``option`` is where the user wrote it."""
     module_name, _, path = target.partition(":")
     if module_name.endswith(".py") or "/" in module_name:
         wish = ".".join(Path(module_name).with_suffix("").parts) + f":{path or 'build'}"
@@ -32,7 +32,7 @@ def load(target: str, option: str) -> Any:  # noqa: ANN401
 
 
 def load_module(name: str, option: str) -> ModuleType:
-    """Import a module, with the current directory among the places to look in."""
+    """Import a module, also looking in the current directory."""
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
@@ -51,7 +51,7 @@ def load_module(name: str, option: str) -> ModuleType:
 
 
 def load_model(target: str) -> "nn.Module":
-    """Load the model: an ``nn.Module``, or a function or class that makes one when called."""
+    """Load the model: an ``nn.Module``, or a function or class that returns one when called."""
     from torch import nn
 
     found = load(target, "the model")
@@ -68,7 +68,7 @@ def _public_names(owner: object) -> list[str]:
 
 
 def _siblings(name: str, here: str) -> list[str]:
-    """The modules beside the one that was meant: in its package, or in the current directory."""
+    """The modules next to the intended one: in its package, or in the current directory."""
     package, _, _ = name.rpartition(".")
     places, prefix = [here], ""
     if package in sys.modules:

@@ -1,4 +1,4 @@
-"""How commands speak: tables and one JSON object on stdout, what is going on right now on stderr."""
+"""Output of commands: tables and one JSON object on stdout, progress on stderr."""
 
 import json
 import math
@@ -13,7 +13,7 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
-# A redirected table keeps its lines whole.
+# A redirected table keeps its lines unbroken.
 _REDIRECTED_WIDTH = 1000
 
 
@@ -23,7 +23,7 @@ def print_json(data: Mapping[str, Any]) -> None:
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401
-    """JSON has no NaN and no infinity."""
+    """Replace NaN and infinity, which JSON does not have."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, Mapping):
@@ -54,9 +54,9 @@ def print_table(
     Args:
         headers: the names of the columns.
         rows: the cells; a column without any text is left out.
-        title: what stands above.
-        right: columns set to the right.
-        whole: columns that are never broken into lines.
+        title: text above the table.
+        right: columns aligned right.
+        whole: columns that are never wrapped.
     """
     from rich import box
     from rich.table import Table
@@ -90,7 +90,7 @@ def print_text(text: str, style: str = "") -> None:
 
 
 def write_text(text: str, path: Path | None) -> None:
-    """Write a text as a file, whole or not at all, or to stdout where there is no path."""
+    """Write text to a file, whole or not at all, or to stdout if there is no path."""
     if path is None:
         typer.echo(text, nl=False)
         return
@@ -102,7 +102,7 @@ def write_text(text: str, path: Path | None) -> None:
 
 @contextmanager
 def step(text: str) -> Iterator[None]:
-    """Show what is being done, while it is being done, to people at a terminal."""
+    """Show the current step to people at a terminal."""
     if not sys.stderr.isatty():
         yield
         return
@@ -113,5 +113,5 @@ def step(text: str) -> Iterator[None]:
 
 
 def stdout_kept_clean(clean: bool) -> Any:  # noqa: ANN401
-    """While it lasts, what anyone prints goes to stderr, so that stdout holds the JSON object alone."""
+    """Redirect all printing to stderr, so that stdout holds only the JSON object."""
     return redirect_stdout(sys.stderr) if clean else nullcontext()

@@ -1,4 +1,4 @@
-"""``bitwright quantize``: the whole road, from a float model to a file with its proof and report."""
+"""``bitwright quantize``: all the way from a float model to a file with its proof and report."""
 
 from pathlib import Path
 from typing import Annotated
@@ -93,8 +93,9 @@ def quantize(
 ) -> None:
     """Quantize a model, write the file, prove that it does what was simulated, and write a report.
 
-    What can be refused is refused before any work begins. The file must do what the simulation does: no quantized value
-    more than one step apart, no output beyond what that explains. Exit code 1 means that this, or a limit, was missed.
+    Whatever can be refused is refused before any work begins. The file must do what the simulation does: no quantized
+    value more than one step apart, no output further off than that explains. Exit code 1 means that this, or a limit,
+    was missed.
     """
     with stdout_kept_clean(json):
         from bitwright.cli.job import Job

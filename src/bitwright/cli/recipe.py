@@ -1,4 +1,4 @@
-"""``bitwright recipe``: the schema of recipes, the presets, what a file really says, and configs of other toolkits."""
+"""``bitwright recipe``: show the schema, the presets or a recipe, and convert configs of other toolkits."""
 
 import json as json_text
 from pathlib import Path
@@ -45,7 +45,7 @@ def show(
     source: Annotated[str, typer.Argument(metavar="RECIPE", help="A YAML or JSON file, or the name of a preset.")],
     json: Json = False,
 ) -> None:
-    """Check a recipe, also against its backend, and print it as it is read."""
+    """Check a recipe, also against its backend, and print it as read."""
     from bitwright.preparation import resolve_recipe
     from bitwright.recipe import Recipe
 

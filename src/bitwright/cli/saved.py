@@ -1,4 +1,4 @@
-"""``bitwright export`` and ``bitwright evaluate``: what to do with a model that ``bitwright quantize --save`` wrote."""
+"""``bitwright export`` and ``bitwright evaluate``: use a model that ``bitwright quantize --save`` wrote."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -80,7 +80,7 @@ def evaluate(
     model: Model = None,
     json: Json = False,
 ) -> None:
-    """Score a saved model as it is simulated."""
+    """Score the simulation of a saved model."""
     with stdout_kept_clean(json):
         from bitwright.cli.load import load
         from bitwright.cli.scores import score

@@ -1,4 +1,4 @@
-"""Scores: what the user's ``--eval`` function says of the float model, the simulation and the file."""
+"""Scores: the results of the user's ``--eval`` function on the float model, the simulation and the file."""
 
 from collections.abc import Callable, Mapping
 from numbers import Real
@@ -15,7 +15,7 @@ Scores = dict[str, float]
 
 
 class DeployedModel(nn.Module):
-    """A file in its runtime, in the guise of a module: ``model.eval()`` in a user's function works."""
+    """A file in its runtime, wrapped as a module so that ``model.eval()`` in a user's function works."""
 
     def __init__(self, run: Callable[..., Any]) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class DeployedModel(nn.Module):
 
 
 def score(evaluate: Callable[[nn.Module], Any], model: nn.Module, name: str, like: Scores | None = None) -> Scores:
-    """Call the user's function and read a number, or a dict of numbers, of the same names as ``like``."""
+    """Call the user's function and read a number, or a dict of numbers with the same names as ``like``."""
     with eval_mode(model), torch.no_grad(), blame(name):
         found = evaluate(model)
     scores = dict(found) if isinstance(found, Mapping) else {"score": found}
@@ -49,19 +49,19 @@ def _number(value: Any, name: str) -> float:  # noqa: ANN401
 
 
 def missed_drop(before: Scores, after: Mapping[str, Scores], allowed: float) -> list[str]:
-    """Say in which runtimes the first of the scores drops by more than ``allowed``."""
+    """Say in which runtimes the first score drops by more than ``allowed``."""
     key = next(iter(before))
     missed = []
     for runtime, scores in after.items():
         drop = before[key] - scores[key]
-        if not drop <= allowed + 1e-9:  # a score that is not a number has dropped, too
+        if not drop <= allowed + 1e-9:  # NaN counts as a drop, too
             change = f"from {before[key]:.4g} to {scores[key]:.4g}"
             missed.append(f"{runtime}: {key} drops by {drop:.4g} ({change}), more than {allowed:.4g}")
     return missed
 
 
 def first_scores(before: Scores, simulated: Scores, deployed: Mapping[str, Scores]) -> Scores | None:
-    """The first of the scores, of the float model, the simulation and the file in each runtime."""
+    """The first score of the float model, the simulation and the file in each runtime."""
     if not before:
         return None
     key = next(iter(before))

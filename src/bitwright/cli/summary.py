@@ -1,4 +1,4 @@
-"""What ``quantize`` says at the end: one table, what stays float, what was missed, and where things are."""
+"""The final summary of ``quantize``: one table, what stays float, what was missed, and where things are."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,12 +16,12 @@ _MOST_FLOAT = 10
 
 @dataclass
 class Outcome:
-    """All that came out of quantizing one model.
+    """All results of quantizing one model.
 
     Attributes:
         model: the model as the user named it.
         ledger: what was done to each operator.
-        proof: what was found about the file.
+        proof: the findings about the file.
         report: where the report is.
         before: scores of the float model.
         simulated: scores of the simulation.
@@ -38,7 +38,7 @@ class Outcome:
 
     @property
     def tuned(self) -> list[str]:
-        """What tuning for speed found, if it was asked for."""
+        """The findings of tuning for speed, if requested."""
         return self.ledger.tuned
 
     def to_dict(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""``bitwright verify`` and ``bitwright compare``: run files that exist already, for pipelines."""
+"""``bitwright verify`` and ``bitwright compare``: run existing files, for pipelines."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -60,10 +60,10 @@ def verify(
     junit: Junit = None,
     json: Json = False,
 ) -> None:
-    """Run a file that exists already, and judge it; exit code 1 means that a limit was missed.
+    """Run an existing file and judge it; exit code 1 means that a limit was missed.
 
-    With --model and --saved it must do what that model simulates. Without, its outputs are compared with what ONNX
-    defines the file to compute, and only the limits that are given are judged.
+    With --model and --saved, the file must do what that model simulates. Without them, its outputs are compared with
+    what the file should compute according to ONNX, and only the given limits are judged.
     """
     if (model is None) != (saved is None):
         raise ConfigError("--model and --saved go together: the float model, and the folder that bitwright.save wrote")
@@ -103,10 +103,10 @@ def compare(
     junit: Junit = None,
     json: Json = False,
 ) -> None:
-    """Run two files on the same data: how far their outputs are apart, and which is faster and more accurate.
+    """Run two files on the same data: how far apart their outputs are, and which is faster and more accurate.
 
-    The limits are for B; its accuracy may drop from that of A. Exit code 1 means that one was missed, or that the
-    outputs are others.
+    The limits apply to B; drops in accuracy count from A. Exit code 1 means that a limit was missed, or that the files
+    have different outputs.
     """
     check_limits(None, latency=True, max_accuracy_drop=max_accuracy_drop, evaluate=evaluate)
     given = {"coverage": min_coverage, "output": max_output_difference}
@@ -134,7 +134,7 @@ def compare(
 
 
 def _comparison(a: Path, b: Path, found: "RuntimeProof", given: dict[str, float | None]) -> "Proof":
-    """What was found about a file beside another, judged by the limits that were given; the outputs must be there."""
+    """Compare a file with another, judged by the given limits; all outputs must exist."""
     from dataclasses import replace
 
     from bitwright.verification import Proof
@@ -147,7 +147,7 @@ def _comparison(a: Path, b: Path, found: "RuntimeProof", given: dict[str, float 
 
 
 def _both_scores(a: Path, b: Path, judge: Callable[[Any], Any], name: str, runtime: str) -> "dict[str, Scores]":
-    """What the user's function says of both files."""
+    """The scores of both files."""
     from bitwright.cli.scores import DeployedModel, score
     from bitwright.verification import run_file
 
@@ -178,7 +178,7 @@ def _proof(
     limits: dict[str, float],
     latency: bool,
 ) -> "Proof":
-    """What the file does, against what the saved model simulates, or against what ONNX defines."""
+    """Verify the file against the saved model's simulation, or against ONNX's definition."""
     model, saved, backend = made_of
     if model is None or saved is None:
         from bitwright.verification.alone import check_file
@@ -196,7 +196,7 @@ def _proof(
 def _scores(
     path: Path, judge: Callable[[Any], Any], name: str, proof: "Proof", allowed: float | None
 ) -> dict[str, dict[str, float]]:
-    """What the user's function says of the float twin and the file in each runtime."""
+    """The scores of the float twin and of the file in each runtime."""
     from bitwright.cli.scores import DeployedModel, score
     from bitwright.verification import run_file
 
@@ -216,7 +216,7 @@ def _judge_drop(proof: "Proof", before: "Scores", after: "Mapping[str, Scores]",
     from bitwright.verification.limits import NO_LIMITS
 
     proof.missed += missed_drop(before, after, allowed)
-    proof.limits = proof.limits or NO_LIMITS  # it was judged, if by this alone
+    proof.limits = proof.limits or NO_LIMITS  # it was judged, if only by this
 
 
 def _print_proof(proof: "Proof", scores: Mapping[str, Mapping[str, float]]) -> None:
@@ -244,7 +244,7 @@ def _print_comparison(
 
 
 def _junit(proof: "Proof") -> str:
-    """A test for each runtime and constraint, which fails with what was missed there, and one for all else missed."""
+    """One test per runtime and constraint, which fails if a limit was missed there, and one for all else missed."""
     cases = _cases(proof)
     failures = sum(map(bool, cases.values()))
     counts = {"tests": str(len(cases)), "failures": str(failures)}
@@ -257,7 +257,7 @@ def _junit(proof: "Proof") -> str:
 
 
 def _cases(proof: "Proof") -> dict[str, list[str]]:
-    """What was missed, by the runtime or constraint that it is said of."""
+    """What was missed, by runtime or constraint."""
     cases: dict[str, list[str]] = {name: [] for name in (*proof.runtimes, *proof.constraints)}
     for line in proof.missed:
         name = line.partition(": ")[0]

@@ -1,8 +1,8 @@
-"""The state of a quantizer in a checkpoint: its range, with the spec that gives it its meaning, and its mode.
+"""The state of a quantizer in a checkpoint: its range, the spec that gives it meaning, and its mode.
 
 A quantizer adds ``scale``, ``zero_point`` and ``about`` to the state dict; the last is a short text such as
 ``int8 symmetric tensor; 2; enabled``. One made by a descriptor adds only ``_amax``, as in pytorch-quantization; there
-the text is in the state dict's metadata, which ``torch.save`` keeps. A text of another spec is an error. Without a
+the text is in the state dict's metadata, which ``torch.save`` keeps. Text for another spec is an error. Without any
 text, as in a checkpoint of pytorch-quantization, shapes must fit.
 """
 
@@ -22,7 +22,7 @@ ABOUT = "about"
 
 
 class _Saved(NamedTuple):
-    """What a state dict says of one quantizer."""
+    """What a state dict says about one quantizer."""
 
     about: str | None
     scale: Tensor | None
@@ -30,14 +30,14 @@ class _Saved(NamedTuple):
 
     @classmethod
     def of(cls, state: dict[str, Any], prefix: str, metadata: dict[str, Any]) -> "_Saved":
-        """Take it out of the state dict: torch looks for none of these."""
+        """Remove the quantizer's entries from the state dict, since torch looks for none of them."""
         text, scale, zero_point = (state.pop(prefix + name, None) for name in (ABOUT, "scale", "zero_point"))
         about = metadata.get(ABOUT) if text is None else bytes(text.tolist()).decode()
         return cls(about, scale, zero_point)
 
     @property
     def missing(self) -> list[str]:
-        """The half of a range that is not there, if the other is."""
+        """The missing half of a range, if only one half is present."""
         gone = [name for name in ("scale", "zero_point") if getattr(self, name) is None]
         return gone if len(gone) == 1 else []
 
@@ -62,12 +62,12 @@ def load_state(
     missing: list[str],
     errors: list[str],
 ) -> bool:
-    """Take the range and the mode out of a state dict; False if they do not fit, which is then in ``errors``.
+    """Take the range and the mode from a state dict; return False, with the reason in ``errors``, if they do not fit.
 
-    What torch itself loads next is made ready: the buffer of amax, and the Parameters of the method.
+    This also prepares what torch itself loads next: the buffer of amax, and the Parameters of the method.
     """
     if not any(key.startswith(prefix) for key in state) and ABOUT not in metadata:
-        # A float checkpoint: what the method has learned stays as it is.
+        # A float checkpoint leaves what the method learned unchanged.
         learned = quantizer.method.named_parameters()
         state.update({f"{prefix}method.{name}": p.detach() for name, p in learned})
         return True
@@ -83,7 +83,7 @@ def load_state(
 
 
 def _take_over(quantizer: "TensorQuantizer", saved: _Saved) -> None:
-    """Give a quantizer the mode and the range that was saved, or raise and leave it alone."""
+    """Restore the saved mode and range of a quantizer, or raise and leave it unchanged."""
     switches = None if saved.about is None else _read(quantizer, saved.about)
     shape = torch.Size() if saved.scale is None else quantizer._fit(saved.scale.shape)
     if switches is not None:
@@ -96,7 +96,7 @@ def _take_over(quantizer: "TensorQuantizer", saved: _Saved) -> None:
 
 
 def _read(quantizer: "TensorQuantizer", about: str) -> tuple[Mode, bool]:
-    """The mode and the switch in a text, if its spec is that of the quantizer."""
+    """Read the mode and the switch from the text, if it has the quantizer's spec."""
     try:
         spec, mode, switch = about.split("; ")
         found = Mode(int(mode)), {"enabled": True, "disabled": False}[switch]
@@ -111,7 +111,7 @@ def _read(quantizer: "TensorQuantizer", about: str) -> tuple[Mode, bool]:
 
 
 def _make_room(quantizer: "TensorQuantizer", state: dict[str, Any], prefix: str) -> None:
-    """Make the buffers and Parameters that a state dict has, and rename what pytorch-quantization has learned."""
+    """Create the buffers and Parameters that a state dict has, and rename those learned by pytorch-quantization."""
     device = quantizer._stored()[0].device
     amax, factor = (state.get(prefix + name) for name in ("_amax", "_pre_quant_scale"))
     if amax is not None:

@@ -1,4 +1,4 @@
-"""StoredRange: the range of a quantizer, as scale and zero point or as the largest magnitude, and scales from it."""
+"""StoredRange: the range of a quantizer, as scale and zero point or as the largest magnitude."""
 
 from typing import Any
 
@@ -16,14 +16,14 @@ from bitwright.spec import PerChannel, PerTensor, QuantSpec
 
 
 class StoredRange(nn.Module):
-    """Stores a range in one of two forms: scale and zero point, or ``_amax`` as it was given.
+    """Stores a range in one of two forms: scale and zero point, or ``_amax`` as given.
 
-    Scales that come from ``_amax`` are computed where they are needed, so whoever changes it is heeded.
+    Scales from ``_amax`` are computed on use, so changing it takes effect.
 
     Attributes:
         label: its name in messages.
-        dynamic: without a stored range, take that of each tensor.
-        scale_amax: a factor of every amax.
+        dynamic: without a stored range, use each tensor's own.
+        scale_amax: a factor for every amax.
     """
 
     spec: QuantSpec
@@ -45,7 +45,7 @@ class StoredRange(nn.Module):
 
     @property
     def scale(self) -> Tensor:
-        """The step of each range, empty if none is stored; where results are integers, what divides the last ones."""
+        """The step of each range, empty if none is stored; if results are integers, the divisor of the last ones."""
         multiplier = getattr(self.method, "multiplier", None)
         return self._known()[0] if multiplier is None else multiplier
 
@@ -55,7 +55,7 @@ class StoredRange(nn.Module):
         return self._known()[1]
 
     def qparams(self) -> tuple[Tensor, Tensor]:
-        """The scale and zero point in force: those calibrated, or what the method has learned since."""
+        """The scale and zero point in force: calibrated, or learned since by the method."""
         if not self.calibrated:
             raise self._no_range()
         return self.method.qparams(*self._known())
@@ -85,7 +85,7 @@ class StoredRange(nn.Module):
         self.set_qparams(*scale_and_zero_point(low, high, self.spec))
 
     def set_amax(self, amax: float | Tensor) -> None:
-        """Store the largest magnitude to represent, in any shape with a value for each range, or one for all."""
+        """Store the largest magnitude to represent, in any shape with one value per range, or one for all."""
         amax = torch.as_tensor(amax, device=self._stored()[0].device).detach()
         amax = wide(amax).clone()
         if not torch.compiler.is_compiling() and bool((amax < 0).any()):
@@ -97,11 +97,11 @@ class StoredRange(nn.Module):
         self.method.start(*self._known())
 
     def forget_range(self) -> None:
-        """Have no range, as before calibration."""
+        """Forget the range, as before calibration."""
         self._store()
 
     def change_spec(self, spec: QuantSpec | str) -> None:
-        """Quantize as another spec says from now on, with the range as it is."""
+        """Switch to another spec, keeping the range."""
         spec = QuantSpec.parse(spec)
         stored = self.range() if self._stored()[0].numel() else None
         self.spec = self.observer.spec = self.method.spec = spec
@@ -120,7 +120,7 @@ class StoredRange(nn.Module):
         self._put("_amax", amax)
 
     def _put(self, name: str, value: Tensor | None) -> None:
-        """Set a buffer of any shape, or remove it: while amax is unknown, the attribute does not exist."""
+        """Set a buffer of any shape, or remove it; while amax is unknown, the attribute does not exist."""
         self._buffers.pop(name, None)
         if value is not None:
             self.register_buffer(name, value)
@@ -134,16 +134,16 @@ class StoredRange(nn.Module):
         return symmetric_scale(self._reach(amax), self.spec)
 
     def _reach(self, amax: Tensor) -> Tensor:
-        """The magnitudes to represent, one for each range, given the largest ones in any shape."""
+        """The magnitudes to represent, one per range, given the largest ones in any shape."""
         grain, reach = self.spec.granularity, wide(amax)
         if isinstance(grain, PerTensor):
-            reach = reach.reshape(()) if reach.numel() == 1 else reach  # tensors are compared with it when they come
+            reach = reach.reshape(()) if reach.numel() == 1 else reach  # tensors are compared with it when they arrive
         elif isinstance(grain, PerChannel):
             reach = reach.reshape(-1)
         return reach if self.scale_amax is None else reach * self.scale_amax
 
     def _reach_of(self, x: Tensor) -> Tensor:
-        """The magnitudes to represent in ``x``, one for each range: those stored, or its own."""
+        """The magnitudes to represent in ``x``, one per range: the stored ones, or its own."""
         amax = self._buffers.get("_amax")
         if amax is None:
             if self._stored()[0].numel():
@@ -161,7 +161,7 @@ class StoredRange(nn.Module):
         )
 
     def _params(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The scale and zero point for ``x``: those stored, or those of its own range."""
+        """The scale and zero point for ``x``: the stored ones, or those of its own range."""
         stored = self._stored()
         if "_amax" not in self._buffers and (stored[0].numel() or self.method.has_range):
             return stored
@@ -195,7 +195,7 @@ class StoredRange(nn.Module):
             raise ConfigError(f"a zero point of the quantizer{named} lies outside [{spec.qmin}, {spec.qmax}]")
 
     def _fit(self, shape: torch.Size) -> torch.Size:
-        """The shape that a scale given as ``shape`` has here, or an error if it does not fit the spec."""
+        """The shape of a scale given as ``shape``, or an error if it does not fit the spec."""
         grain = self.spec.granularity
         if not shape.numel():
             return shape
@@ -215,7 +215,7 @@ class StoredRange(nn.Module):
 
 
 def _ends(x: Tensor, spec: QuantSpec) -> tuple[Tensor, Tensor]:
-    """Lowest and highest value for each scale; those of doubles are not rounded to float32, as observers do."""
+    """Lowest and highest value for each scale; unlike in observers, doubles are not rounded to float32."""
     grain = spec.granularity
     if x.dtype != torch.double or not isinstance(grain, PerTensor | PerChannel):
         return min_max(x, spec)

@@ -1,4 +1,4 @@
-"""Recipes: the user's wishes as a validated value, from Python, a dict, YAML or JSON, and back."""
+"""Recipes: what the user wants as a validated value, from Python, a dict, YAML or JSON, and back."""
 
 from bitwright.recipe.core import Recipe
 from bitwright.recipe.presets import PRESETS, Preset

@@ -1,4 +1,4 @@
-"""Recipe: the user's wishes as a validated value: a backend, defaults, and rules by name or operator."""
+"""Recipe: what the user wants as a validated value: a backend, defaults, and rules by name or operator."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -19,7 +19,7 @@ SCHEMA_ID = "https://json-schema.org/draft/2020-12/schema"
 
 
 class Recipe(Described):
-    """A backend, and how to depart from it."""
+    """A backend, and how to deviate from it."""
 
     preset: str | None = Field(default=None, exclude=True)
     """Settings under a name such as W4A8, read in its place: the recipe then has them, not the name."""
@@ -54,15 +54,15 @@ class Recipe(Described):
     @field_validator("preset")
     @classmethod
     def _no_such_preset(cls, name: str | None) -> None:
-        if name is not None:  # one that exists has been read by now
+        if name is not None:  # an existing one was read by now
             raise ValueError(f"unknown preset {name!r}{suggest(name, PRESETS)}")
 
     @classmethod
     def parse(cls, source: "Recipe | Mapping[str, Any] | str | Path") -> "Recipe":
-        """Read a recipe; all mistakes are named at once.
+        """Read a recipe; all mistakes are reported at once.
 
         Args:
-            source: a mapping, the name of a preset, the path of a YAML or JSON file, or YAML text of several lines.
+            source: a mapping, the name of a preset, the path of a YAML or JSON file, or multi-line YAML text.
         """
         if isinstance(source, Recipe):
             return source
@@ -75,7 +75,7 @@ class Recipe(Described):
             raise ConfigError(f"{where} has {mistakes(error, _fields_at)}") from error
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data that :meth:`parse` reads back as the same recipe, without what is default."""
+        """Plain data that :meth:`parse` reads back as the same recipe, without defaults."""
         data: dict[str, Any] = {"backend": self.backend}
         data |= {k: t.to_data() for k, t in (("weight", self.weight), ("activation", self.activation)) if not t.empty}
         plain = {"preset", "backend", "weight", "activation", "rules"}
@@ -116,7 +116,7 @@ class Recipe(Described):
 
 
 def _hint(match: str, known: list[RuleTarget]) -> str:
-    """The nearest names of the kind that a rule asks for."""
+    """The nearest names of the kind that a rule matches."""
     choices = {
         "op": [f"op:{s.operator}" for s in known if s.operator],
         "type": [f"type:{t}" for s in known for t in s.types],
@@ -127,7 +127,7 @@ def _hint(match: str, known: list[RuleTarget]) -> str:
 
 
 def _read(source: Any) -> tuple[str, Any]:  # noqa: ANN401
-    """What a source is called in messages, and its data."""
+    """The name of a source in messages, and its data."""
     if isinstance(source, str) and "\n" in source:
         try:
             return "the recipe", read_text(source)
@@ -149,7 +149,7 @@ def _read(source: Any) -> tuple[str, Any]:  # noqa: ANN401
 def _exists(path: Path) -> bool:
     try:
         return path.exists()
-    except (OSError, ValueError):  # no file can be called so
+    except (OSError, ValueError):  # no file can have such a name
         return False
 
 

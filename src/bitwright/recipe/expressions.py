@@ -1,7 +1,7 @@
-"""Regular expressions in rules, matched in a time that grows no faster than a power of the name's length.
+"""Regular expressions in rules, matched in time polynomial in the name's length.
 
-Python's ``re`` tries one way after another and may take forever over ``(a+)+x``. Here every part of an expression says
-at which places it can end if it begins at a given one, all of them at once, and says it once for each place.
+Python's ``re`` tries one way after another and may take forever on ``(a+)+x``. Here every part of an expression returns
+all positions where it can end if it starts at a given one, and it does so only once for each position.
 """
 
 import re
@@ -11,7 +11,7 @@ from functools import lru_cache
 from bitwright.errors import ConfigError
 
 _LONGEST = 500  # characters of an expression
-_STEPS = 300_000  # of one comparison; it ends within a second
+_STEPS = 300_000  # steps of one comparison, which ends within a second
 
 _REFUSED = {
     "(?P=": "it refers back to a group",
@@ -28,14 +28,14 @@ _ANCHORS = ("^", "$", r"\b", r"\B", r"\A", r"\Z")
 
 
 class _Matching:
-    """One name that is compared, and how much work that has been."""
+    """One name being compared, and the work spent on it."""
 
     def __init__(self, text: str) -> None:
         self.text, self.steps = text, 0
         self.known: dict[tuple[int, int], frozenset[int]] = {}
 
     def ends(self, part: "_Part", at: int) -> frozenset[int]:
-        """Where ``part`` can end if it begins at a place."""
+        """Where ``part`` can end if it starts at a position."""
         key = id(part), at
         if key not in self.known:
             self._work(1)
@@ -43,7 +43,7 @@ class _Matching:
         return self.known[key]
 
     def all_ends(self, part: "_Part", places: Iterable[int]) -> frozenset[int]:
-        """Where ``part`` can end if it begins at any of the places."""
+        """Where ``part`` can end if it starts at any of the positions."""
         found: set[int] = set()
         for at in places:
             ends = self.ends(part, at)
@@ -61,9 +61,9 @@ _Part = Callable[[_Matching, int], Iterable[int]]
 
 
 class Expression:
-    """A regular expression that whole names are compared with, as by ``re.fullmatch``.
+    """A regular expression that must match whole names, as with ``re.fullmatch``.
 
-    Raises a ConfigError for what is not a regular expression, and for the few constructs that depend on how one is
+    Raises a ConfigError for invalid expressions, and for the few constructs that depend on how an expression is
     matched: references to groups, atomic groups and possessive repetitions.
     """
 
@@ -92,12 +92,12 @@ class Expression:
 
 @lru_cache(256)
 def expression(text: str) -> Expression:
-    """The expression of a text, read once."""
+    """The expression for a string, parsed once."""
     return Expression(text)
 
 
 class _Parser:
-    """Reads an expression that ``re`` has accepted."""
+    """Parses an expression that ``re`` accepted."""
 
     def __init__(self, text: str, flags: int) -> None:
         self.text, self.at, self.flags = text, 0, flags
@@ -126,7 +126,7 @@ class _Parser:
         while (count := self._count()) is not None:
             if self._take("+"):
                 raise ValueError("it has a possessive repetition, such as a*+")
-            self._take("?")  # lazy or not, the whole name is compared
+            self._take("?")  # lazy or not, the whole name must match
             part = _repeat(part, *count)
         return part
 
@@ -231,7 +231,7 @@ def _in_turn(parts: Sequence[_Part]) -> _Part:
 
 
 def _repeat(part: _Part, low: int, high: int | None) -> _Part:
-    """``part`` in turn from ``low`` to ``high`` times.
+    """Match ``part`` from ``low`` to ``high`` times in a row.
 
     After as many times as the name has letters, only what matches nothing can have gone on: the places stay the same.
     """

@@ -1,9 +1,9 @@
-"""Presets: recipes under the names the ecosystem has for them. W4A8 is: weights of 4 bits, activations of 8.
+"""Presets: recipes under familiar names. W4A8 means 4-bit weights and 8-bit activations.
 
-``bits`` leaves all else to the backend, so a preset goes with any backend that has so many bits; those that the CPU
-runtimes do not have come with a backend that does. Below 8 bits the full range of a tensor hangs on its largest value:
-activations get the range of least error, weights that with a bound on the bias it brings, and ``bw.correct`` takes out
-what is left of it.
+``bits`` leaves everything else to the backend, so a preset works with any backend that supports those bits; presets
+that the CPU runtimes do not support name a backend that does. Below 8 bits the full range of a tensor depends too much
+on its largest value. Activations get the range of least error, weights the one that also bounds the resulting bias, and
+``bw.correct`` removes what is left.
 """
 
 from collections.abc import Mapping
@@ -63,12 +63,12 @@ PRESETS: Mapping[str, Preset] = {preset.name: preset for preset in _LIST}
 
 
 def find_preset(name: str) -> Preset | None:
-    """The preset of that name, whether its letters are large or small."""
+    """The preset of that name, ignoring case."""
     return next((p for p in _LIST if p.name.lower() == name.lower().replace("-", "_")), None)
 
 
 def expand(given: Mapping[str, Any], preset: Preset) -> dict[str, Any]:
-    """Settings over those of a preset; rules come after the preset's."""
+    """Merge settings over those of a preset; rules come after the preset's."""
     merged = {**preset.recipe, **given}
     for kind in ("weight", "activation"):
         if kind in given and kind in preset.recipe:
@@ -79,7 +79,7 @@ def expand(given: Mapping[str, Any], preset: Preset) -> dict[str, Any]:
 
 
 def _tensor_over(given: object, base: object) -> object:
-    """A tensor's settings over the preset's; anything but a mapping or text is refused later."""
+    """Merge a tensor's settings over the preset's; anything but a mapping or string is refused later."""
     if not isinstance(given, Mapping):
         return given
     below = dict(base) if isinstance(base, Mapping) else {"spec": base}

@@ -29,7 +29,7 @@ class RuleTarget(NamedTuple):
     node: str = ""
 
     def paths(self) -> tuple[str, ...]:
-        """The names a glob or regular expression is held against: a call's also with its scope before it."""
+        """The names that a glob or regular expression is compared with: a call's name also with its scope as prefix."""
         whole = not self.scope or self.name == self.scope or self.name.startswith(f"{self.scope}.")
         return (self.name,) if whole else (self.name, f"{self.scope}.{self.name}")
 
@@ -39,11 +39,11 @@ class Rule(Described):
 
     ``match`` is one of
 
-    - a module's qualified name, ``layer1.0.conv1``, which stands for all inside it;
+    - a module's qualified name, ``layer1.0.conv1``, which includes everything inside it;
     - a glob over names, ``layer?.*.conv1``;
     - ``re:`` and a regular expression that fits a whole name;
     - ``op:`` and an operator, ``op:conv2d`` (or a glob over operators);
-    - ``type:`` and a module class, ``type:Conv2d``: modules of it or derived from it, and all inside them;
+    - ``type:`` and a module class, ``type:Conv2d``: modules of that class or a subclass, and everything inside them;
     - ``node:`` and the name of a call in the graph, ``node:add_1``.
     """
 
@@ -82,11 +82,11 @@ class Rule(Described):
 
     @property
     def asks(self) -> list[str]:
-        """The tensors that the rule says something about."""
+        """The tensors that the rule has settings for."""
         return [k for k in ("weight", "activation", "input", "output") if not getattr(self, k).empty]
 
     def asked(self, kind: Kind) -> TensorRecipe:
-        """What the rule asks for the weight, the inputs or the result."""
+        """The rule's settings for the weight, the inputs or the result."""
         if kind == "weight":
             return self.weight
         return (self.input if kind == "input" else self.output).over(self.activation)

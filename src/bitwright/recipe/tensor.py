@@ -1,4 +1,4 @@
-"""TensorRecipe: how one kind of tensor is quantized, with gaps that something more general fills."""
+"""TensorRecipe: how one kind of tensor is quantized, with gaps to be filled from something more general."""
 
 from typing import Annotated, Any, Literal
 
@@ -38,13 +38,13 @@ Spec = Annotated[
 
 
 class Described(Strict):
-    """A value whose JSON schema has the text under each field as its description."""
+    """A value whose JSON schema uses the docstring of each field as its description."""
 
-    model_config = ConfigDict(use_attribute_docstrings=True)  # reads the source, so only where a schema is written
+    model_config = ConfigDict(use_attribute_docstrings=True)  # reads the source, so only when a schema is written
 
 
 class TensorRecipe(Described):
-    """How one kind of tensor is quantized; what is not given is the backend's. Plain text is the spec."""
+    """How one kind of tensor is quantized; anything missing comes from the backend. A plain string is the spec."""
 
     spec: Spec | None = None
     """What the quantized tensor looks like, or 'float': it is not quantized."""
@@ -72,7 +72,7 @@ class TensorRecipe(Described):
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        """Text stands for the spec alone."""
+        """Allow a string, which stands for the spec alone."""
         whole = handler.resolve_ref_schema(handler(core))
         return {
             "title": "TensorRecipe",
@@ -107,11 +107,11 @@ class TensorRecipe(Described):
         return TensorRecipe.model_construct(**chosen)  # both are valid, so this is
 
     def to_data(self) -> str | dict[str, Any]:
-        """Plain data, as short as it can be said."""
+        """Plain data, as short as possible."""
         given = {k: v for k, v in self.model_dump().items() if v not in (None, {})}
         return given["spec"] if set(given) == {"spec"} else given
 
 
 def with_bits(spec: QuantSpec, bits: int) -> QuantSpec:
-    """The same spec in another number of bits (fp8 becomes integers)."""
+    """The same spec with another number of bits (fp8 becomes integers)."""
     return spec.with_(format=NumberFormat(f"{'int' if spec.format.signed else 'uint'}{bits}"))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from bitwright.reporting.text import NOT_MEASURED, change, count, megabytes, number, percent
 
-if TYPE_CHECKING:  # the package of proofs needs onnx, a report does not
+if TYPE_CHECKING:  # the package of proofs needs onnx, but a report does not
     from bitwright.verification.proof import Proof, RuntimeProof
 
 _NOTABLE_LOSS = 0.01  # accuracy lost that is shown in red
@@ -16,7 +16,7 @@ _NOTABLE_LOSS = 0.01  # accuracy lost that is shown in red
 
 @dataclass
 class Line:
-    """One number on a card: its label, its value, what to know of it, a bar from 0 to 1, and a style."""
+    """One number on a card: its label, its value, a note, a bar from 0 to 1, and a style."""
 
     label: str
     value: str
@@ -34,7 +34,7 @@ class Card:
 
 
 def cards(proof: Proof | None, accuracy: Mapping[str, float] | None) -> list[Card]:
-    """The cards for what is known, leaving out what is not."""
+    """The cards for everything known."""
     made = [_accuracy(accuracy)] if accuracy else []
     if proof is None:
         return made

@@ -30,7 +30,7 @@ def bar(sqnr: float | None) -> Markup:
 
 
 def histogram(tensor: TensorStats, label: str) -> Markup:
-    """How often values occur, on a logarithmic scale, with what lies beyond the range shaded."""
+    """How often values occur, on a logarithmic scale, with values beyond the range shaded."""
     shown = tensor.histogram
     if shown is None:
         return Markup("")

@@ -16,14 +16,14 @@ from bitwright.graph.sketch import NodeSketch, sketch
 from bitwright.preparation import Ledger, Verdict
 from bitwright.reporting.text import count
 
-_MOST = 120  # boxes, above which a graph is drawn by modules
+_MOST = 120  # boxes; larger graphs are drawn by modules
 _WIDTH, _HEIGHT, _GAP, _STEP, _EDGE = 190, 30, 22, 58, 16
 _LETTERS = 27
 
 
 @dataclass
 class Picture:
-    """One graph of a model, as it was captured (if that is known) and as it is now."""
+    """One graph of a model, as captured (if known) and as it is now."""
 
     title: str
     before: Markup | None
@@ -70,7 +70,7 @@ def draw(
     gone: Sequence[str] | set[str] = (),
     title: str = "graph",
 ) -> Markup:
-    """Draw a graph as SVG; ``gone`` are nodes marked as those that were replaced later."""
+    """Draw a graph as SVG; ``gone`` are nodes to mark as replaced later."""
     boxes = _boxes(nodes, verdicts, gone)
     places = _layers(boxes)
     width, height = _lay_out(places)
@@ -81,7 +81,7 @@ def draw(
 
 
 def _boxes(nodes: Sequence[NodeSketch], verdicts: Mapping[str, Verdict], gone: Sequence[str] | set[str]) -> list[_Box]:
-    """The boxes in the graph's order: one for each node or, of a large graph, for each run of nodes in one module."""
+    """The boxes in the graph's order: one for each node or, in a large graph, for each run of nodes in one module."""
     group = _grouping(nodes)
     boxes: list[_Box] = []
     at: dict[str, _Box] = {}
@@ -103,7 +103,7 @@ def _first_box(node: NodeSketch, scope: str, gone: bool) -> _Box:
 
 
 def _describe(box: _Box, members: Sequence[NodeSketch], verdicts: Mapping[str, Verdict]) -> None:
-    """Label and colour a box by the nodes that it has."""
+    """Label and colour a box by its nodes."""
     inside = [s for s in members if s.role == "operator"]
     box.verdicts.update(verdicts[s.node].value for s in inside if s.node in verdicts)
     if len(members) > 1:
@@ -117,7 +117,7 @@ def _describe(box: _Box, members: Sequence[NodeSketch], verdicts: Mapping[str, V
 
 
 def _grouping(nodes: Sequence[NodeSketch]) -> list[str | None]:
-    """For each node the module it is drawn with, as deep as the picture allows; None stands for itself."""
+    """For each node, the module to draw it with, as deep as the picture allows, or None for the node itself."""
     if len(nodes) <= _MOST:
         return [None] * len(nodes)
     best: list[str | None] = []
@@ -130,7 +130,7 @@ def _grouping(nodes: Sequence[NodeSketch]) -> list[str | None]:
 
 
 def _layers(boxes: Sequence[_Box]) -> list[list[_Box]]:
-    """Put every box below all that it reads; an edge over several layers gets a narrow place in each."""
+    """Put every box below everything it reads; an edge across several layers gets a narrow slot in each."""
     for box in boxes:
         box.layer = 1 + max((i.layer for i in box.inputs), default=-1)
     layers: list[list[_Box]] = [[] for _ in range(1 + max((b.layer for b in boxes), default=0))]
@@ -151,7 +151,7 @@ def _layers(boxes: Sequence[_Box]) -> list[list[_Box]]:
 
 
 def _lay_out(layers: Sequence[Sequence[_Box]]) -> tuple[float, float]:
-    """Give every box its place, in the middle below what it reads; return the size of it all."""
+    """Place every box, centred below what it reads; return the total size."""
     for level, layer in enumerate(layers):
         _lay_out_row(layer, _EDGE + level * _STEP)
     everything = [box for layer in layers for box in layer]
@@ -193,7 +193,7 @@ def _shape(box: _Box) -> str:
 
 
 def _curve(source: _Box, target: _Box) -> str:
-    """From one to the other; where the edge goes past a layer, straight down first."""
+    """A curve from one to the other, straight down where the edge passes a layer."""
     past = f"M{source.x:.1f} {source.y:.1f}v{_HEIGHT}" if source.role == "bend" else ""
     y1, y2 = source.y + _HEIGHT, target.y
     ends = f"{source.x:.1f} {(y1 + y2) / 2:.1f} {target.x:.1f} {(y1 + y2) / 2:.1f} {target.x:.1f} {y2:.1f}"

@@ -27,7 +27,7 @@ from bitwright.reporting import charts, text
 from bitwright.reporting.cards import cards
 from bitwright.reporting.graph import pictures
 
-if TYPE_CHECKING:  # the package of proofs needs onnx, a report does not
+if TYPE_CHECKING:  # the package of proofs needs onnx, but a report does not
     from bitwright.verification.proof import Proof
 
 _WORST = 8
@@ -47,10 +47,10 @@ def report(
 
     Args:
         model: the model; the more has been done to it (calibrated, verified), the more the page shows.
-        proof: what ``verify`` found; None leaves its part of the page out.
-        path: where to; the file appears whole or not at all.
-        stats: what ``analyze`` found.
-        batches: data to analyze with now, if there are no stats. Without either the page shows no errors.
+        proof: the result of ``verify``; None omits that part of the page.
+        path: the file to write, whole or not at all.
+        stats: the result of ``analyze``.
+        batches: data to analyze now if there are no stats. Without either, the page shows no errors.
         accuracy: scores by their label, the float model's first: ``{"FP32": 0.982, "INT8": 0.981}``.
         title: heading of the page; the name of the model's class by default.
 
@@ -87,7 +87,7 @@ def report(
 
 @dataclass
 class FloatGroup:
-    """Operators of one kind that are float for one reason."""
+    """Operators of one kind that are float for the same reason."""
 
     operator: str
     reason: str
@@ -95,7 +95,7 @@ class FloatGroup:
 
 
 def _float_groups(ledger: Ledger) -> list[FloatGroup]:
-    """The operators that were left in float, most frequent first, then those that compute no float tensor."""
+    """The operators left in float, most frequent first, then those that compute no float tensor."""
     groups: dict[tuple[str, str], list[str]] = defaultdict(list)
     for entry in ledger.entries:
         if entry.verdict is Verdict.FLOAT:
@@ -117,7 +117,7 @@ def _run_in_float(proof: Proof | None) -> dict[str, list[FloatGroup]]:
 
 
 def _constraints(proof: Proof | None) -> list[tuple[str, str, list[str]]]:
-    """What the target demands of files, and where this one breaks it."""
+    """The target's constraints on files, and where this one breaks them."""
     if proof is None:
         return []
     from bitwright.verification.proof import violations_in_words
@@ -128,7 +128,7 @@ def _constraints(proof: Proof | None) -> list[tuple[str, str, list[str]]]:
 
 @dataclass
 class Worst:
-    """A layer that loses much, and its tensors by what they are."""
+    """A layer that loses a lot, and its tensors by kind."""
 
     layer: LayerStats
     tensors: dict[str, TensorStats]

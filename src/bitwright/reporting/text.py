@@ -1,4 +1,4 @@
-"""How the report writes numbers: short, honest (99.99% is not 100%), with a true minus sign."""
+"""Format numbers for the report: short, honest (99.99% is not 100%), with a true minus sign."""
 
 import math
 
@@ -13,7 +13,7 @@ NOT_MEASURED = "not measured"
 
 
 def percent(share: float | None, digits: int = 1) -> str:
-    """A share from 0 to 1; it only says 0% or 100% where it is exactly that."""
+    """A share from 0 to 1, shown as 0% or 100% only if it is exactly that."""
     if share is None:
         return NOT_MEASURED
     if share in (0.0, 1.0) or not math.isfinite(share):
@@ -36,7 +36,7 @@ def interval(range: tuple[float, float] | None) -> str:
 
 
 def decibels(sqnr: float | None) -> str:
-    """A ratio in dB; without any error it is exact."""
+    """A ratio in dB, or "exact" without any error."""
     if sqnr is None:
         return ""
     return "exact" if sqnr == math.inf else _minus(f"{sqnr:.1f} dB")
