@@ -1,7 +1,7 @@
-"""All that leans on the insides of torch: each use a small function, and one self-test for all of them.
+"""Everything that relies on torch's internals: one small function per use, and a self-test for all of them.
 
 Nothing else in the package uses a private name of torch (``nn.Module._modules``, ``_parameters`` and ``_buffers``
-excepted). ``python -m bitwright.torch_internals`` says what fits the torch that is installed and what does not.
+excepted). ``python -m bitwright.torch_internals`` says what works with the installed torch and what does not.
 """
 
 import functools
@@ -40,10 +40,10 @@ def _check(function: Callable[[], bool]) -> Callable[[], bool]:
 
 
 def self_test() -> dict[str, str]:
-    """Try all that Bitwright expects of torch's insides.
+    """Test everything that Bitwright expects of torch's internals.
 
     Returns:
-        What does not hold, each with the error; empty if this torch fits.
+        The failed expectations, each with the error; empty if this torch fits.
     """
     failures: dict[str, str] = {}
     for name, check in _CHECKS.items():
@@ -80,7 +80,7 @@ def decomposed_quantizers() -> Any:  # noqa: ANN401
 
 
 def frozen_weights(note: Callable[[fx.Graph], None]) -> Any:  # noqa: ANN401
-    """Let inductor take weights for constants for a while, which its integer kernels need, and look at its graphs."""
+    """Temporarily make inductor treat weights as constants, as its integer kernels need, and look at its graphs."""
     config = importlib.import_module("torch._inductor.config")
     return config.patch(freezing=True, post_grad_custom_post_pass=note)
 
@@ -98,7 +98,7 @@ def _version() -> bool:
 
 
 def users_attributes(module: nn.Module) -> list[tuple[str, Any]]:
-    """The attributes of a module but for those that torch gives to every one, such as its parameters and hooks."""
+    """The attributes of a module, except those that torch gives every module, such as parameters and hooks."""
     return [(name, value) for name, value in vars(module).items() if name not in _IN_EVERY_MODULE]
 
 
@@ -188,7 +188,7 @@ def _checkpoint() -> bool:
 
 
 def compiled_original(module: nn.Module) -> nn.Module | None:
-    """The module that ``torch.compile`` was given to make this one; None for any other.
+    """The module that ``torch.compile`` made this one from; None for any other module.
 
     Leans on ``torch._dynamo.eval_frame.OptimizedModule``, which is loaded if anything was compiled.
     """
@@ -197,12 +197,12 @@ def compiled_original(module: nn.Module) -> nn.Module | None:
 
 
 def settle_compiler() -> bool:
-    """Let torch.compile look up the functions of torch and Python now, before they are replaced for a while.
+    """Make torch.compile look up the functions of torch and Python now, before they are temporarily replaced.
 
     It does so once, when it first compiles. Leans on the tables of ``torch._dynamo.trace_rules``.
 
     Returns:
-        Whether torch.compile is loaded; if not, there is nothing to do yet.
+        Whether torch.compile is loaded; if not, nothing needs to be done yet.
     """
     rules = sys.modules.get("torch._dynamo.trace_rules")
     if rules is not None:
@@ -229,7 +229,7 @@ def _compiled() -> bool:
 
 
 def is_traced(x: Tensor) -> bool:
-    """Whether ``torch.compile`` or ``torch.export`` traces the call that is given ``x``.
+    """Whether ``torch.compile`` or ``torch.export`` is tracing the call that receives ``x``.
 
     ``torch.compiler.is_compiling`` is also True in other threads meanwhile; their tensors are plain ones.
     """
@@ -239,7 +239,7 @@ def is_traced(x: Tensor) -> bool:
 
 
 def is_exported(x: Tensor) -> bool:
-    """Whether ``torch.export`` traces the call that is given ``x``."""
+    """Whether ``torch.export`` is tracing the call that receives ``x``."""
     return torch.compiler.is_exporting() and is_traced(x)
 
 
@@ -248,7 +248,7 @@ EXPORT_TRACE = "torch.export._trace"
 
 
 def mute_failed_graphs(muted: Callable[[], bool]) -> None:
-    """Let ``torch.export`` print the graph of a failure only while ``muted()`` is False.
+    """Make ``torch.export`` print the graph of a failure only while ``muted()`` is False.
 
     Leans on ``torch.export._trace``, where a function named ``print`` takes the place of Python's own.
     """
@@ -267,7 +267,7 @@ ONNX_FUNCTIONS = "torch.onnx._internal._lazy_import.onnxscript_apis"
 
 
 def keep_onnx_functions(kept: Callable[[], bool]) -> None:
-    """Let exports for which ``kept()`` is True share one table of ONNX functions: making it takes a third of a second.
+    """Make exports for which ``kept()`` is True share one table of ONNX functions, which takes 1/3 s to build.
 
     Leans on ``get_torchlib_ops`` of the module that :data:`ONNX_FUNCTIONS` names.
     """
@@ -298,7 +298,7 @@ has_side_effect = fx.has_side_effect
 
 @contextmanager
 def watching_operators(look: Callable[[Any, tuple[Any, ...], dict[str, Any]], None]) -> Iterator[None]:
-    """Let ``look`` see every operator that this thread calls, with its arguments."""
+    """Show ``look`` every operator that this thread calls, with its arguments."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Watching(TorchDispatchMode):

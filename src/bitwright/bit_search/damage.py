@@ -32,10 +32,10 @@ class Damage:
         model: a calibrated model.
         batches: data as for ``calibrate``.
         metric: ``"kl"``: of the softmax of logits, squared error for other results; ``"mse"``: relative to the results'
-            power; ``"sqnr"``: minus the ratio of signal and noise in dB; or a function of the model that gives a score,
-            such as the accuracy: the damage is by how much it falls.
-        ranks: all processes, each with its share of the data; by default there is one only. Batches count in the order
-            of the ranks, as if one had them all; scores are averaged.
+            power; ``"sqnr"``: minus the ratio of signal and noise in dB; or a function of the model that returns a
+            score, such as the accuracy; the damage is how much it falls.
+        ranks: all processes, each with its share of the data; by default only one. Batches count in rank order, as if
+            one process had them all; scores are averaged.
     """
 
     def __init__(self, model: nn.Module, batches: Iterable[Any], metric: Metric, ranks: Ranks | None = None) -> None:
@@ -62,7 +62,7 @@ class Damage:
             self.score = self._scored(metric, [])
 
     def identity(self) -> dict[str, str]:
-        """What the damages depend on, each as a digest; raise unless all ranks have the same model."""
+        """Digests of what the damages depend on; raises unless all ranks have the same model."""
         model = identity_of(self.model)
         state = {name: dict(q.state_dict()) for name, q in quantizers(self.model).items()}
         model |= {"calibration": digest_of(state)}
@@ -74,14 +74,14 @@ class Damage:
 
     @contextmanager
     def only(self, chosen: Iterable[TensorQuantizer]) -> Iterator[None]:
-        """Let only these of the quantizers quantize that do so now; no gradients, and the model in evaluation."""
+        """Make only these of the active quantizers quantize; no gradients, and the model in evaluation mode."""
         with torch.no_grad(), eval_mode(self.model), switched_off(self.active):
             for quantizer in set(chosen) & set(self.active):
                 quantizer.mode = Mode.QUANTIZE
             yield
 
     def of(self, chosen: Iterable[TensorQuantizer]) -> float:
-        """The damage that these quantizers do alone."""
+        """The damage of these quantizers alone."""
         if callable(self.metric):
             return self.score - self._scored(self.metric, chosen)
         with self.ranks.together(CalibrationError), self.only(chosen):

@@ -1,4 +1,4 @@
-"""Latency: the table that the user has measured, checked."""
+"""Latency: check the table that the user measured."""
 
 import math
 from collections.abc import Mapping, Sequence

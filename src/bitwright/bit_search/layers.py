@@ -1,4 +1,4 @@
-"""Layers: every weight that is quantized, with what it costs in bytes and bit operations."""
+"""Layers: every quantized weight, with its cost in bytes and bit operations."""
 
 from dataclasses import dataclass
 from math import ceil
@@ -22,7 +22,7 @@ class Layer:
 
     Attributes:
         site: the layer, its weight and its quantizer.
-        input: what quantizes its input, if anything does.
+        input: the quantizer of its input, if any.
         operations: multiplications for one sample.
     """
 
@@ -37,7 +37,7 @@ class Layer:
 
     @property
     def bits(self) -> int:
-        """The bits of its weight now."""
+        """The current bits of its weight."""
         quantizer = self.site.quantizer
         return quantizer.spec.bits if quantizer.enabled else FLOAT_BITS
 
@@ -51,7 +51,7 @@ class Layer:
 
 
 def layers_of(model: nn.Module, example: Inputs) -> list[Layer]:
-    """The layers whose weights are quantized now, in the order in which they compute; those never called come last."""
+    """The layers whose weights are currently quantized, in execution order; those never called come last."""
     found = [Layer(site, _input_of(site.layer)) for site in weight_sites(model) if site.quantizer.quantizes]
     by_module = {layer.site.layer: layer for layer in found}
     order: dict[nn.Module, int] = {}

@@ -1,7 +1,7 @@
-"""Cheap correctors: steps of seconds that win back accuracy on a prepared and calibrated model, in place.
+"""Cheap correctors: steps that recover accuracy of a calibrated model in seconds, in place.
 
-Each is one function of a model and of batches; :func:`correct` runs those that a recipe names under ``correct``. What
-they change are the model's own parameters and the ranges of its quantizers, so export and verify need not know of them.
+Each is one function of a model and of batches; :func:`correct` runs those that a recipe lists under ``correct``. They
+change the model's own parameters and the ranges of its quantizers, so export and verify need not know about them.
 """
 
 from bitwright.correction.analytic_bias import correct_bias_analytically

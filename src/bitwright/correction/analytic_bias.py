@@ -1,6 +1,6 @@
-"""Analytic bias correction: take out of each layer's bias the mean error that BatchNorm statistics foretell.
+"""Analytic bias correction: remove from each layer's bias the mean error that BatchNorm statistics predict.
 
-    b -= (Wq - W)·E[x],  summed over what the kernel covers, on average over places
+    b -= (Wq - W)·E[x],  summed over what the kernel covers, averaged over positions
 
 E[x] is that of the float model (:mod:`bitwright.correction.moments`). Padding counts as the zeros that it is. The
 layer's whole affine map is compared with the one before any corrector, so a second time changes nothing.
@@ -24,17 +24,17 @@ from bitwright.nn.channels import channel_axis, input_channels
 
 
 class _Wish(NamedTuple):
-    """The expected input of a layer, for one sample, and the mean result of each channel in float."""
+    """The expected input of a layer for one sample, and the mean result of each channel in float."""
 
     x: Tensor
     mean: Tensor
 
 
 def correct_bias_analytically(model: nn.Module) -> Correction:
-    """Correct biases by the inputs that BatchNorm statistics let expect; no data is needed.
+    """Correct biases by the inputs that BatchNorm statistics predict; needs no data.
 
-    It reaches the layers whose input comes from BatchNorms through activations, sums and averages over planes. With
-    data at hand ``bw.correct_bias`` reaches all of them, and measures.
+    It reaches layers whose input comes from BatchNorms through activations, sums and averages over planes. If you have
+    data, ``bw.correct_bias`` reaches all layers, and measures.
 
     Args:
         model: a prepared and calibrated model; it is changed in place.
@@ -65,7 +65,7 @@ def correct_bias_analytically(model: nn.Module) -> Correction:
 
 
 def _wish(model: fx.GraphModule, layer: Layer, expected: Expected) -> _Wish | str:
-    """What a layer shall give on average, or why that is not known."""
+    """The mean result that a layer should have, or why that is unknown."""
     calls = calls_of_modules(model).get(layer, [])
     if len(calls) != 1:
         return f"it is called {len(calls)} times"

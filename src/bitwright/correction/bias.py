@@ -1,9 +1,9 @@
-"""Empirical bias correction: take the mean error of each layer's result out of its bias.
+"""Empirical bias correction: remove the mean error of each layer's result from its bias.
 
-    b -= mean over batches and places of (quantized result - float result),  for each channel
+    b -= mean over batches and positions of (quantized result - float result),  for each channel
 
-In one pass per batch, layers in order: the result of each is corrected at once by the batch's own mean error, so those
-after it see corrected inputs. The bias takes the average over all batches.
+One pass per batch, layers in order: each result is immediately corrected by the batch's own mean error, so later layers
+see corrected inputs. The bias takes the average over all batches.
 """
 
 from collections.abc import Iterable
@@ -20,7 +20,7 @@ from bitwright.correction.running import Layer, calls, quantized_layers, run, se
 
 
 def correct_bias(model: nn.Module, batches: Iterable[Any], *, progress: bool | None = None) -> Correction:
-    """Give every quantized layer the bias with which its result has the mean that it has in float.
+    """Set the bias of every quantized layer so that its result has the same mean as in float.
 
     Args:
         model: a prepared and calibrated model; it is changed in place.

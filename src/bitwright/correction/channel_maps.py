@@ -1,4 +1,4 @@
-"""Folds as maps of channels: what a layer's result owes to its BatchNorm, and how to move that result by a constant."""
+"""Folds as maps of channels: how a BatchNorm shapes a layer's result, and how to shift that result."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ from bitwright.nn.fold import BatchNorm, Fold, NormFold, ShuffledFold, combine
 
 
 class NormPlace(NamedTuple):
-    """Where the BatchNorm stands among a layer's folds: the result is p·factor + shift, p what is normalized."""
+    """The BatchNorm's position among a layer's folds: the result is p·factor + shift, where p is normalized."""
 
     norm: BatchNorm
     fold: Fold
@@ -22,18 +22,18 @@ class NormPlace(NamedTuple):
     later: Tensor  # the part of the factor that comes after the norm
 
     def of_layer(self, values: Tensor) -> Tensor:
-        """Values of the norm's channels in the order of the layer's."""
+        """Reorder values of the norm's channels for the layer."""
         order = _order(self.fold)
         return values if order is None else values[order.to(values.device).argsort()]
 
     def of_norm(self, values: Tensor) -> Tensor:
-        """Values of the layer's channels in the order of the norm's."""
+        """Reorder values of the layer's channels for the norm."""
         order = _order(self.fold)
         return values if order is None else values[order.to(values.device)]
 
 
 def norm_place(layer: Layer) -> NormPlace | None:
-    """Where the BatchNorm with running statistics stands after a layer's operator, if there is one."""
+    """The position of the BatchNorm with running statistics after a layer's operator, if there is one."""
     norms = [i for i, fold in enumerate(layer.after) if fold.norm is not None]
     if len(norms) != 1:
         return None
@@ -47,7 +47,7 @@ def norm_place(layer: Layer) -> NormPlace | None:
 
 
 def norm_alone(norm: BatchNorm) -> NormPlace:
-    """The place of a BatchNorm that is not folded."""
+    """The position of a BatchNorm that is not folded."""
     fold = NormFold(norm)
     factor, shift = fold.affine(norm.num_features, torch.empty(0))
     shift = torch.zeros_like(factor) if shift is None else shift
@@ -55,13 +55,13 @@ def norm_alone(norm: BatchNorm) -> NormPlace:
 
 
 def shared_norms(layers: Iterable[Layer]) -> set[BatchNorm]:
-    """The BatchNorms that several layers compute with."""
+    """The BatchNorms that several layers share."""
     users = Counter(fold.norm for layer in layers for fold in layer.after if fold.norm is not None)
     return {norm for norm, count in users.items() if count > 1}
 
 
 def why_fixed(layer: Layer, shared: set[BatchNorm]) -> str | None:
-    """Why nothing can be added to a layer's result, if so."""
+    """Why no constant can be added to a layer's result, if so."""
     place = norm_place(layer)
     if _takes_bias(layer):
         return None
@@ -75,7 +75,7 @@ def why_fixed(layer: Layer, shared: set[BatchNorm]) -> str | None:
 def add_to_result(layer: Layer, amount: Tensor) -> None:
     """Add a constant to each channel of a layer's result, unless :func:`why_fixed`.
 
-    It goes into the layer's bias, else into that of its BatchNorm, else into the mean that this subtracts.
+    It goes into the layer's bias, or else that of its BatchNorm, or else the mean that the norm subtracts.
     """
     place = norm_place(layer)
     with torch.no_grad():

@@ -2,8 +2,8 @@
 
     s = √(r₁ / r₂),   w₁ / s,   w₂·s      r₁, r₂: the largest weight of each channel in the source and in its readers
 
-The schedule of the same purpose equalizes all pairs before anything is measured. This one tries each link on the
-calibrated model and keeps it where the model's outputs come nearer to those in float.
+The schedule ``cross_layer_equalization`` equalizes all pairs before anything is measured. This corrector tries each
+link on the calibrated model, and keeps it where that brings the model's outputs closer to those in float.
 """
 
 from collections.abc import Iterable
@@ -21,12 +21,12 @@ def equalize(model: nn.Module, batches: Iterable[Any], *, rounds: int = 2, progr
     """Equalize the ranges of channels across layers, only where it lowers the error of the model's outputs.
 
     It moves factors between float parameters (in float the model computes the same, up to rounding), and finds the
-    ranges of the layers and of what lies between them again: call it before other correctors.
+    ranges of the layers and of the tensors between them again, so call it before other correctors.
 
     Args:
         model: a prepared and calibrated model; it is changed in place.
         batches: as for ``calibrate``; a few hundred images. Each pair of layers takes two passes over them.
-        rounds: how often all pairs are tried: in a chain of layers one gains by what the next has done.
+        rounds: how often all pairs are tried; in a chain of layers, one benefits from changes to the next.
         progress: show a progress bar; by default only on a terminal.
 
     Returns:
@@ -45,6 +45,6 @@ def equalize(model: nn.Module, batches: Iterable[Any], *, rounds: int = 2, progr
 
 
 def _factors(link: Link) -> list[Tensor]:
-    """What makes the ranges of the weights on both sides equal."""
+    """The factors that make the ranges of the weights on both sides equal."""
     first, second = link.largest()
     return [usable((first / second).sqrt())]

@@ -1,11 +1,11 @@
-"""GPTQ: round a weight column by column, and let those that follow make up for the error (Frantar et al. 2023).
+"""GPTQ: round a weight column by column, compensating errors in the columns that follow (Frantar et al. 2023).
 
 With G = Σ x·xᵀ of the layer's inputs, H = G + damping · mean(diag G), and U the upper Cholesky factor of H⁻¹, for each
 column j, the ones with the largest diagonal first:
 
     q_j = nearest level of w_j,   e = (w_j - q_j) / U_jj,   w_k -= e·U_jk  for all k > j
 
-Scales stay as they are. A row keeps its nearest levels where these have the smaller error. The result is stored as the
+Scales do not change. A row keeps its nearest levels if these have the smaller error. The result is stored as the
 layer's weight, which then lies on the grid.
 """
 
@@ -23,7 +23,7 @@ from bitwright.nn.weight_sites import weight_sites
 from bitwright.numerics.views import broadcast
 from bitwright.quantizer import TensorQuantizer
 
-BLOCK = 128  # columns whose errors reach the rest at once
+BLOCK = 128  # columns whose errors are passed to the rest together
 MOST_DAMPING = 1e4  # a matrix that is still not positive definite holds NaN
 
 
@@ -36,15 +36,15 @@ def gptq(
     sequential: bool = True,
     progress: bool | None = None,
 ) -> Correction:
-    """Round the weights of linear layers and convolutions, grouped and depthwise ones too, for least error of results.
+    """Round the weights of linear layers and convolutions, even grouped ones, for the least error of their results.
 
     Args:
         model: a prepared and calibrated model; it is changed in place.
         batches: as for ``calibrate``, to be read several times: a list or a data loader.
-        damping: share of the mean diagonal that is added to the diagonal; it is raised where that is not enough.
+        damping: share of the mean diagonal to add to the diagonal; it is raised where that is not enough.
         act_order: round columns of large inputs first.
-        sequential: see each layer's inputs with all layers before it rounded, in one pass per layer; otherwise one pass
-            serves all.
+        sequential: observe each layer's inputs with all earlier layers rounded, in one pass per layer; otherwise one
+            pass serves all.
         progress: show a progress bar; by default only on a terminal.
 
     Returns:
@@ -111,7 +111,7 @@ def _by_columns(original: Tensor, gram: Tensor, nearest: Any, damping: float, ac
 
 
 def _factor(gram: Tensor, damping: float) -> Tensor:
-    """The upper Cholesky factor of the inverse of the damped matrices; columns that are always zero stand alone."""
+    """The upper Cholesky factor of the inverse of the damped matrices; columns that are always zero are separate."""
     diagonal = gram.diagonal(dim1=1, dim2=2)
     mean = diagonal.mean(1, keepdim=True)
     one = torch.where(mean > 0, mean, 1.0)

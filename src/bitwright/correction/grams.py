@@ -1,8 +1,8 @@
-"""Gram matrices of what a layer computes on: from Σ x·xᵀ follows the error of its result for any error of its weight.
+"""Gram matrices of a layer's inputs: Σ x·xᵀ gives the error of its result for any error of its weight.
 
-With D the weight's error as a matrix, one row for each output channel, Σ over all places of |D·x|² = Σ rows D·G·Dᵀ with
-G = Σ x·xᵀ. A grouped convolution has one G for each group, a depthwise one for each channel. The columns of a
-convolution are what its kernel covers at each place.
+With D the weight's error as a matrix, one row for each output channel, Σ over all positions of |D·x|² = Σ rows D·G·Dᵀ
+with G = Σ x·xᵀ. A grouped convolution has one G for each group, a depthwise one for each channel. The columns of a
+convolution are what its kernel covers at each position.
 """
 
 import itertools
@@ -22,7 +22,7 @@ CHUNK = 1 << 24  # values of columns at a time
 
 
 class Gram:
-    """Σ x·xᵀ of one layer, (groups, columns, columns) in float64, and the number of places."""
+    """Σ x·xᵀ of one layer, (groups, columns, columns) in float64, and the number of positions."""
 
     def __init__(self, layer: Any) -> None:  # noqa: ANN401
         self.layer = layer
@@ -32,7 +32,7 @@ class Gram:
         self.count = 0
 
     def add(self, x: Tensor) -> None:
-        """Take what the layer computes on into account."""
+        """Add an input of the layer's operator."""
         layer, groups = self.layer, len(self.total)
         if isinstance(layer, nn.Linear):
             parts = [x.detach().reshape(1, -1, x.shape[-1]).transpose(1, 2)]
@@ -46,7 +46,7 @@ class Gram:
             self.count += part.shape[2]
 
     def matrix(self, weight: Tensor) -> Tensor:
-        """A weight, or anything of its shape, as (groups, rows, columns)."""
+        """A weight, or anything shaped like it, as (groups, rows, columns)."""
         return weight.reshape(len(self.total), -1, self.total.shape[1])
 
     def error(self, difference: Tensor) -> Tensor:
@@ -71,7 +71,7 @@ def _size(kernel: tuple[int, ...]) -> int:
 
 
 def fit_layers(model: nn.Module, done: Correction) -> dict[str, Layer]:
-    """The layers whose weight error a Gram matrix can judge; the others are noted as skipped."""
+    """The layers whose weight error a Gram matrix can measure; the others are noted as skipped."""
     layers, fit = quantized_layers(model, done), {}
     for name, layer in layers.items():
         reason = _why_not(layer)
@@ -97,7 +97,7 @@ def _why_not(layer: Layer) -> str | None:
 def at_once(
     model: nn.Module, layers: Iterable[Layer], batches: Iterable[Any], progress: bool | None
 ) -> Iterator[tuple[Layer, Gram]]:
-    """Each layer that is reached, with its Gram matrix, from one pass through the quantized model."""
+    """Each layer that data reaches, with its Gram matrix, from one pass through the quantized model."""
     grams = {layer: Gram(layer) for layer in layers}
     with seeing_inputs(grams, lambda layer, x: grams[layer].add(x)):
         for inputs in calls(model, batches, "collecting inputs", progress):
@@ -108,7 +108,7 @@ def at_once(
 def one_by_one(
     model: nn.Module, layers: Iterable[Layer], batches: Iterable[Any], progress: bool | None
 ) -> Iterator[tuple[Layer, Gram]]:
-    """Each layer in the order they compute, with its Gram matrix, from a pass of its own up to its last call."""
+    """Each layer in execution order, with its Gram matrix, from a separate pass up to its last call."""
     data = list(batches)
     order = in_order(model, next(calls(model, data[:1], "running")), layers)
     for layer in track(order, "collecting inputs", show=progress):
@@ -120,7 +120,7 @@ def one_by_one(
 
 
 def _ending(gram: Gram, called: int) -> Hook:
-    """Add what a layer computes on, and end the pass with the last of its calls."""
+    """Add a layer's inputs, and end the pass after its last call."""
     numbers = itertools.count(1)
 
     def see(_: Layer, x: Tensor) -> None:

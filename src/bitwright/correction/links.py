@@ -1,11 +1,11 @@
-"""Links: where a factor per channel can move from what makes a tensor to the layers that read it.
+"""Links: where a factor per channel can move from a tensor's producer to the layers that read it.
 
-    layer(x)  with  x / s  made by the source and  w·s  in every reader
+    layer(x)  with  x / s  produced by the source and  w·s  in every reader
 
-The source is a layer (its folded BatchNorm, if it has one), a norm with a weight, or a product with a Parameter, as
-norms are that a model writes out. On the way stand only quantizers, activations with f(s·x) = s·f(x), pools, and
-reshapes that leave channels where they are. In float the model computes the same up to rounding; quantizers see
-channels whose ranges differ less.
+The source is a layer (its folded BatchNorm, if it has one), a norm with a weight, or a product with a Parameter, such
+as a norm that the model writes out. Between source and readers there are only quantizers, activations with f(s·x) =
+s·f(x), pools, and reshapes that leave channels in place. In float the model computes the same up to rounding;
+quantizers see channels whose ranges differ less.
 """
 
 from collections import Counter
@@ -42,7 +42,7 @@ NORM_WEIGHTS = (*NORMS, nn.LayerNorm, nn.RMSNorm)
 
 @dataclass(eq=False)
 class Reader:
-    """A layer that takes the factor into its weight, or a function with the weight that it is given."""
+    """A layer that takes the factor into its weight, or a function with its weight argument."""
 
     name: str
     layer: Any
@@ -67,9 +67,9 @@ class Link:
     Attributes:
         name: source and readers.
         node: the call of the source.
-        source: the layer, norm or product that divides.
-        readers: what multiplies.
-        quantizers: those on the way, and those of weights that are arguments: they find their ranges from data.
+        source: the layer, norm or product that divides by the factor.
+        readers: the layers that multiply by it.
+        quantizers: those in between, and those of weights that are arguments, which find their ranges from data.
     """
 
     name: str
@@ -97,11 +97,11 @@ class Link:
         return [*own, *(r.layer for r in self.readers if not isinstance(r.layer, QuantFunction))]
 
     def parameters(self) -> list[Tensor]:
-        """All that changes."""
+        """All parameters that change."""
         return [*self.own_parameters(), *(reader.weight for reader in self.readers)]
 
     def own_parameters(self) -> list[Tensor]:
-        """What changes in the source."""
+        """The parameters that change in the source."""
         taker, _ = self._taker()
         return [p for p in (taker.weight, getattr(taker, "bias", None)) if p is not None]
 
@@ -125,7 +125,7 @@ class Link:
                 reader.multiply(factor)
 
     def _taker(self) -> tuple[Any, Any]:
-        """Who divides: the source, or the norm folded into it and its place."""
+        """What divides: the source, or the norm folded into it, with its position."""
         place = norm_place(self.source) if isinstance(self.source, QuantLayer) else None
         return (self.source, None) if place is None else (place.norm, place)
 
@@ -144,7 +144,7 @@ class Link:
 
 
 def _why_no_divisor(norm: Any) -> str | None:  # noqa: ANN401
-    """Why a norm cannot divide what it gives by a factor per channel."""
+    """Why a norm cannot divide its result by a factor per channel."""
     if norm.weight is None:
         return "the norm has no weight to take the factor"
     if isinstance(norm, NORMS) and norm.bias is None:
@@ -153,7 +153,7 @@ def _why_no_divisor(norm: Any) -> str | None:  # noqa: ANN401
 
 
 def _as_folded(layer: Any) -> SimpleNamespace:  # noqa: ANN401
-    """A stand-in for a layer that has its weight with all folds."""
+    """A stand-in for a layer whose weight has all folds applied."""
     groups, transposed = getattr(layer, "groups", 1), getattr(layer, "transposed", False)
     return SimpleNamespace(weight=layer.folded_weight()[0].detach(), groups=groups, transposed=transposed)
 
@@ -167,7 +167,7 @@ class _Finder:
         self.read = Counter(str(n.target) for n in model.graph.nodes if n.op == "get_attr" for _ in n.users)
 
     def follow(self, node: fx.Node, link: Link) -> str | None:
-        """Collect readers and quantizers; say why there is no link, if so."""
+        """Collect readers and quantizers, or say why there is no link."""
         waiting = [node]
         while waiting:
             now = waiting.pop()
@@ -222,7 +222,7 @@ class _Finder:
         return kind.rearranges and _keeps_channels(node, module, axis)
 
     def why_shared(self, link: Link) -> str | None:
-        """Who else uses a parameter that takes the factor."""
+        """Say what else uses a parameter that takes the factor."""
         if not isinstance(link.source, Product) and len(self.calls[link.source]) != 1:
             return "the source is called more than once"
         ids = [id(p) for p in link.parameters()]
@@ -237,7 +237,7 @@ class _Finder:
 
 
 def _keeps_channels(node: fx.Node, module: Any, axis: int) -> bool:  # noqa: ANN401
-    """Whether a reshape leaves every channel in its place: try it on the numbers of the channels."""
+    """Whether a reshape leaves every channel in place, found by applying it to channel numbers."""
     shape = shape_of(first_input(node)) or ()
     if len(node.all_input_nodes) != 1 or len(shape) < -axis:
         return False
@@ -252,13 +252,13 @@ def _keeps_channels(node: fx.Node, module: Any, axis: int) -> bool:  # noqa: ANN
 
 
 def _correspond(link: Link) -> bool:
-    """Whether all readers have the channels of the source, on the same axis."""
+    """Whether all readers have the source's channels, on the same axis."""
     axes = {-1 if isinstance(r.layer, QuantFunction) else channel_axis(r.layer) for r in link.readers}
     return axes == {link.axis} and {len(reader.largest()) for reader in link.readers} == {link.channels}
 
 
 def _source(node: fx.Node, model: fx.GraphModule, norms: bool) -> Link | None:
-    """A link without readers, if a call can be the source of one."""
+    """A link without readers yet, if a call can be a source."""
     module: Any = module_of(node, model)
     layer = isinstance(module, QuantLayer) and isinstance(module, LAYERS)
     if layer or (norms and isinstance(module, NORM_WEIGHTS)):
@@ -268,7 +268,7 @@ def _source(node: fx.Node, model: fx.GraphModule, norms: bool) -> Link | None:
 
 
 def find_links(model: fx.GraphModule, done: Correction, *, norms: bool) -> list[Link]:
-    """All links whose source is a quantized layer, or a norm if wanted; why others are none is noted."""
+    """All links whose source is a quantized layer, or a norm if wanted; notes why others are not links."""
     finder, found = _Finder(model), []
     for node in model.graph.nodes:
         link = _source(node, model, norms)

@@ -1,7 +1,7 @@
-"""Moments: mean and variance of each channel of a tensor, as the BatchNorms before it tell, without data.
+"""Moments: mean and variance of each channel of a tensor, derived from the BatchNorms before it, without data.
 
-What a BatchNorm gives has the mean β and the variance γ²·v/(v + eps). It counts as normal, so a clamp to [l, h], such
-as a ReLU, gives with a = (l - μ)/σ, b = (h - μ)/σ, Φ and φ the normal distribution and its density
+A BatchNorm's result has the mean β and the variance γ²·v/(v + eps). It is treated as normal, so a clamp to [l, h], such
+as a ReLU, has, with a = (l - μ)/σ, b = (h - μ)/σ, Φ and φ the normal distribution and its density,
 
     E[y]  = l·Φ(a) + h·(1 - Φ(b)) + μ·(Φ(b) - Φ(a)) + σ·(φ(a) - φ(b))
     E[y²] = l²·Φ(a) + h²·(1 - Φ(b)) + (μ² + σ²)·(Φ(b) - Φ(a)) + 2μσ·(φ(a) - φ(b)) + σ²·(a·φ(a) - b·φ(b))
@@ -27,12 +27,12 @@ from bitwright.nn.layer import QuantLayer
 from bitwright.nn.operators import Operator
 from bitwright.quantizer import TensorQuantizer
 
-POINTS, REACH = 2049, 8.0  # of the numeric integral, over so many standard deviations to each side
+POINTS, REACH = 2049, 8.0  # points of the numeric integral, over so many standard deviations to each side
 KEEPS = ("identity", "dropout", "contiguous")
 
 
 class Moments(NamedTuple):
-    """Mean and variance of each channel; a variance of None is not known. ``axis`` is counted from the last as -1."""
+    """Mean and variance of each channel; a variance of None is unknown. ``axis`` counts from the last as -1."""
 
     mean: Tensor
     var: Tensor | None
@@ -74,7 +74,7 @@ def integrated(moments: Moments, function: Callable[[Tensor], Tensor]) -> Moment
 
 
 class Expected:
-    """What is known of the tensors in a prepared graph, with the parameters that it has now."""
+    """What is known about the tensors in a prepared graph with its current parameters."""
 
     def __init__(self, model: fx.GraphModule) -> None:
         self.model = model
@@ -116,7 +116,7 @@ class Expected:
         return self._averaged(node, module, kind, before)
 
     def _averaged(self, node: fx.Node, module: nn.Module | None, kind: Operator, before: Moments) -> Moments | None:
-        """Averages over whole planes have the same mean, in whatever shape; so has a plane of one value."""
+        """Averages over whole planes have the same mean, in whatever shape, and so does a plane of one value."""
         channels = len(before.mean)
         shape, given = shape_of(node) or (), shape_of(first_input(node)) or ()
         if len(shape) < 2 or not given or shape[1] != channels:

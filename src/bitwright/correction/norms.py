@@ -1,17 +1,17 @@
-"""Re-estimate BatchNorms: give them the mean and variance of what the quantized layers really put out.
+"""Re-estimate BatchNorms: set their mean and variance to those of the quantized layers' actual results.
 
 Rounding changes mean and variance of a layer's result p, and the running statistics m, v are those of the float model.
 With the statistics of the same batch in float and quantized, m_f, v_f and m_q, v_q,
 
     a² = v_q / v_f,    m' = m_q + a·(m - m_f),    v' = a²·v
 
-which are m_q and v_q where the running statistics are those of the batch; the batch's own luck cancels out. Without a
-float model to compare with, as after training, m' = m_q and v' = v_q. In one pass each result is corrected at once by
-the batch's own statistics, so that layers after it see what they will see; the means of all batches are stored.
+which are m_q and v_q if the running statistics are those of the batch; the batch's deviation cancels out. Without a
+float model to compare with, as after training, m' = m_q and v' = v_q. In one pass each result is immediately corrected
+by the batch's own statistics, so later layers see what they will see later; the means of all batches are stored.
 
 A folded BatchNorm is part of the quantized weight w·c, c = γ/√(v + eps). Its result y = p·f + d gives the statistics of
-p. Weight scales of a channel follow c, so the integers stay as they are. Where all channels share one scale, another c
-would round the weight again: there only means are corrected.
+p. Weight scales of a channel follow c, so the integers do not change. If all channels share one scale, another c would
+round the weight again, so only means are corrected.
 """
 
 from collections.abc import Iterable
@@ -33,7 +33,7 @@ from bitwright.spec import PerChannel
 
 
 class _Batch(NamedTuple):
-    """One batch: mean and unbiased variance of what is normalized, of how many values, and the running statistics."""
+    """One batch: mean and unbiased variance of the norm's input, the number of values, and the running statistics."""
 
     mean: Tensor
     var: Tensor
@@ -43,10 +43,10 @@ class _Batch(NamedTuple):
 
 
 class _Statistics:
-    """What one BatchNorm shall normalize by instead of its running statistics.
+    """The statistics that one BatchNorm should use instead of its running ones.
 
     Args:
-        module: the quantized layer that it is folded into, or the norm itself.
+        module: the quantized layer that the norm is folded into, or the norm itself.
     """
 
     def __init__(self, module: Layer) -> None:
@@ -58,11 +58,11 @@ class _Statistics:
         self.mean = self.var = torch.zeros((), dtype=torch.float64)
 
     def see_float(self, result: Tensor) -> None:
-        """Remember the statistics of this batch in the float model, with the running ones that it has."""
+        """Remember the statistics of this batch in the float model, and the running ones."""
         self.float.append(self._batch(_place(self.module), result))
 
     def correct(self, result: Tensor) -> Tensor:
-        """Take a result of the quantized model into account, and give what it will be."""
+        """Add a result of the quantized model, and return what it will become."""
         place = _place(self.module)
         found, eps = self._batch(place, result), place.norm.eps
         mean, var = found.mean, found.var if self.scales else found.running_var
@@ -82,7 +82,7 @@ class _Statistics:
         return torch.where(factor != 0, (result - new) * ratio + old, result)
 
     def store(self) -> float:
-        """Give the norm its statistics; return by how many standard deviations a mean moved at most."""
+        """Store the norm's statistics; return the largest move of a mean, in standard deviations."""
         place = _place(self.module)
         norm: Any = place.norm
         used = place.of_norm(place.factor) != 0
@@ -117,7 +117,7 @@ class _Statistics:
 
 
 def _place(module: Layer) -> NormPlace:
-    """Where the norm stands, with the parameters that it has now."""
+    """The position of the norm, with its current parameters."""
     place = norm_place(module) if isinstance(module, QuantLayer) else norm_alone(module)
     if place is None:
         raise CalibrationError(f"a {type(module).__name__} has no BatchNorm with running statistics")
@@ -127,13 +127,13 @@ def _place(module: Layer) -> NormPlace:
 def reestimate_norms(
     model: nn.Module, batches: Iterable[Any], *, against_float: bool = True, progress: bool | None = None
 ) -> Correction:
-    """Give every BatchNorm, folded or not, the statistics that it meets in the quantized model.
+    """Set the statistics of every BatchNorm, folded or not, to those it meets in the quantized model.
 
     Args:
         model: a prepared and calibrated model; it is changed in place.
         batches: as for ``calibrate``; a few hundred images, in batches of 32 or more.
-        against_float: correct the running statistics by how the quantized model differs from the float one on the same
-            batches; otherwise replace them by those of the batches, as after training.
+        against_float: correct the running statistics by the difference between the quantized and the float model on
+            the same batches; otherwise replace them by those of the batches, as after training.
         progress: show a progress bar; by default only on a terminal.
 
     Returns:
@@ -154,7 +154,7 @@ def reestimate_norms(
 
 
 def _fit_modules(model: nn.Module, done: Correction) -> dict[str, Layer]:
-    """The layers that a BatchNorm is folded into, and the BatchNorms that stand alone, by name."""
+    """The layers that a BatchNorm is folded into, and the unfolded BatchNorms, by name."""
     layers = quantized_layers(model, done)
     shared, fit = shared_norms(layers.values()), {}
     for name, layer in layers.items():
@@ -171,7 +171,7 @@ def _fit_modules(model: nn.Module, done: Correction) -> dict[str, Layer]:
 
 
 def _has_own_scales(layer: Layer) -> bool:
-    """Whether each output channel has a weight scale of its own."""
+    """Whether each output channel has its own weight scale."""
     grain = layer.weight_quantizer.spec.granularity
     many = layer.weight_quantizer.qparams()[0].numel() == output_channels(layer)
     return isinstance(grain, PerChannel) and grain.axis % layer.weight.ndim == layer.channel_axis and many

@@ -1,4 +1,4 @@
-"""Correction: what a corrector has done, layer by layer."""
+"""Correction: what a corrector did, layer by layer."""
 
 from dataclasses import dataclass, field
 
@@ -9,7 +9,7 @@ class Correction:
 
     Attributes:
         step: the name of the corrector.
-        changed: by layer, how much it changed, in the unit that the corrector's docstring names.
+        changed: by layer, how much it changed, in the unit that the corrector documents.
         skipped: by layer, why it was left alone.
     """
 

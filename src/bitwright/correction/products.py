@@ -1,4 +1,4 @@
-"""Products: norms that a model writes out, of which the graph shows x * weight, or x * weight + bias."""
+"""Products: norms that a model writes out, which appear in the graph as x * weight, or x * weight + bias."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -13,13 +13,13 @@ from bitwright.quantizer import TensorQuantizer
 
 @dataclass(eq=False)
 class Product:
-    """A tensor times a Parameter with one value for each position of the last axis, plus one of these if there is one.
+    """A tensor times a Parameter with one value for each position of the last axis, plus another Parameter, if any.
 
     Attributes:
-        name: the Parameter that is multiplied.
-        node: the call that gives the result.
-        weight: what is multiplied.
-        bias: what is added.
+        name: the name of the Parameter that is multiplied.
+        node: the call that computes the result.
+        weight: the factor.
+        bias: the summand.
         quantizers: those of weight and bias, and between the product and the sum.
     """
 
@@ -31,7 +31,7 @@ class Product:
 
 
 def product_at(node: fx.Node, model: fx.GraphModule) -> Product | None:
-    """The product that a call computes, with the sum that follows it, or None if it computes something else."""
+    """The product that a call computes, with the sum that follows, or None if it computes something else."""
     times = _Operand.of(node, "mul", model)
     if times is None:
         return None
@@ -80,7 +80,7 @@ class _Operand:
 
 
 def _on_through_quantizers(node: fx.Node, model: fx.GraphModule) -> Iterator[fx.Node]:
-    """A node and those after it, as long as each has one reader, up to the first that is not a quantizer."""
+    """A node and its successors, as long as each has one reader, up to the first that is not a quantizer."""
     yield node
     while len(readers := value_readers(node)) == 1:
         node = readers[0]

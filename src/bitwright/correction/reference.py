@@ -1,8 +1,8 @@
-"""The float model that correctors aim at: the prepared one with its quantizers off, as it was before any of them.
+"""The float model that correctors aim at: the prepared one with its quantizers off, before any corrector ran.
 
 A corrector changes parameters, and with them what the model computes in float. The first one therefore keeps a copy of
-the parameters, and those that follow compare with it. Whatever else changes the parameters afterwards, training or
-loading say, makes them the new original.
+the parameters, and later ones compare with it. If anything else changes the parameters afterwards, such as training or
+loading, they become the new original.
 """
 
 import copy
@@ -30,13 +30,13 @@ class Original:
         self.marks: list[float] = []
 
     def run(self, model: nn.Module, inputs: Inputs) -> Any:  # noqa: ANN401
-        """Run the model in float as it was."""
+        """Run the original model in float."""
         with torch.no_grad(), eval_mode(model), all_off(model):
             return functional_call(model, self.state, inputs.args, inputs.kwargs)
 
     @contextmanager
     def restored(self, model: nn.Module) -> Generator[None, None, None]:
-        """Give a model the parameters and buffers that it had, for a while."""
+        """Temporarily restore a model's original parameters and buffers."""
         tensors = {n: v for n, v in float_state_dict(model).items() if isinstance(v, Tensor) and n in self.state}
         now = {name: value.detach().clone() for name, value in tensors.items()}
         try:
@@ -46,7 +46,7 @@ class Original:
             _copy(now, tensors)
 
     def twin(self, model: nn.Module) -> nn.Module:
-        """A copy of a model as it was, with its quantizers off."""
+        """A copy of the original model, with its quantizers off."""
         made = copy.deepcopy(model)
         _copy(self.state, {n: v for n, v in float_state_dict(made).items() if isinstance(v, Tensor)})
         for quantizer in quantizers(made).values():
@@ -54,7 +54,7 @@ class Original:
         return made
 
     def follow(self, model: nn.Module, change: Callable[[], object]) -> None:
-        """Make a change of the model's parameters that leaves what it computes to the original as well."""
+        """Apply to the original a parameter change that does not alter what the model computes."""
         with self.restored(model):
             change()
             self.state |= {n: v.detach().clone() for n, v in float_state_dict(model).items() if n in self.state}
@@ -62,7 +62,7 @@ class Original:
 
 @contextmanager
 def all_off(model: nn.Module) -> Generator[None, None, None]:
-    """Let every quantizer of a model pass tensors unchanged; afterwards each has its mode back."""
+    """Make every quantizer of a model pass tensors unchanged, then restore each mode."""
     modes = {q: q.mode for q in quantizers(model).values()}
     try:
         for quantizer in modes:
@@ -75,7 +75,7 @@ def all_off(model: nn.Module) -> Generator[None, None, None]:
 
 @contextmanager
 def correcting(model: nn.Module) -> Generator[Original, None, None]:
-    """Give the original of a model that is about to be corrected, and remember it for the next corrector."""
+    """Yield the original of a model that is about to be corrected, and remember it for the next corrector."""
     original = original_of(model) or Original(model)
     yield original
     original.marks = _marks(model)
@@ -83,7 +83,7 @@ def correcting(model: nn.Module) -> Generator[Original, None, None]:
 
 
 def original_of(model: nn.Module) -> Original | None:
-    """What a model was before it was corrected, or None if it was not, or has changed since."""
+    """The model before it was corrected, or None if it was not, or has changed since."""
     known: Original | None = model.__dict__.get(_KEPT)
     return known if known is not None and known.marks == _marks(model) else None
 

@@ -1,4 +1,4 @@
-"""Running a prepared model for correctors: over batches, in float, with hooks, and up to one layer."""
+"""Run a prepared model for correctors: over batches, in float, with hooks, and up to one layer."""
 
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -18,7 +18,7 @@ from bitwright.nn.layer import QuantLayer
 from bitwright.preparation import ledger_of
 from bitwright.progress import track
 
-Layer = Any  # a QuantLayer, which is a module of torch as well
+Layer = Any  # a QuantLayer, which is also a torch module
 Hook = Callable[[Layer, Tensor], Tensor | None]
 
 
@@ -27,9 +27,9 @@ class Stop(Exception):
 
 
 def quantized_layers(model: nn.Module, done: Correction) -> dict[str, Layer]:
-    """The layers that compute with quantized weights of their own, by name; an error if the model is not calibrated.
+    """The layers with their own quantized weights, by name; raises if the model is not calibrated.
 
-    A function whose weight is an argument is noted as skipped.
+    Functions whose weight is an argument are noted as skipped.
     """
     named = {n: m for n, m in model.named_modules() if isinstance(m, QuantLayer)}
     found = {name: layer for name, layer in named.items() if layer.weight_quantizer.quantizes}
@@ -61,7 +61,7 @@ def run(model: nn.Module, inputs: Inputs) -> Any:  # noqa: ANN401
 
 @contextmanager
 def seeing_outputs(layers: Iterable[Layer], see: Hook) -> Generator[None, None, None]:
-    """Show ``see`` each layer with its results; what it returns goes on in their place."""
+    """Show ``see`` each layer with its results, which its return value replaces."""
     with ExitStack() as undo:
         for layer in layers:
             hook: Any = lambda module, _, result: see(module, result)  # noqa: E731
@@ -71,7 +71,7 @@ def seeing_outputs(layers: Iterable[Layer], see: Hook) -> Generator[None, None, 
 
 @contextmanager
 def seeing_inputs(layers: Iterable[Layer], see: Hook) -> Generator[None, None, None]:
-    """Show ``see`` each layer with what its operator computes on: the quantized input, padded by reflection or so."""
+    """Show ``see`` each layer with its operator's input: quantized, and padded by reflection or the like."""
 
     def look(layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         given = args[0] if args else kwargs["input"]
@@ -84,7 +84,7 @@ def seeing_inputs(layers: Iterable[Layer], see: Hook) -> Generator[None, None, N
 
 
 def in_order(model: nn.Module, inputs: Inputs, layers: Iterable[Layer]) -> dict[Layer, int]:
-    """The layers in the order in which they compute, and how often each does in one call."""
+    """The layers in execution order, and how often each runs in one call."""
     seen: dict[Layer, int] = {}
 
     def count(layer: Layer, _: Tensor) -> None:

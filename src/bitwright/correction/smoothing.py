@@ -18,7 +18,7 @@ from bitwright.correction.running import Layer, seeing_inputs
 from bitwright.correction.trials import Trials, try_links, trying, usable
 from bitwright.errors import ConfigError
 
-FLOOR = 1e-5  # of the magnitudes that factors are made of
+FLOOR = 1e-5  # of the magnitudes that factors are computed from
 
 
 def smooth(
@@ -28,16 +28,16 @@ def smooth(
     alpha: float | Sequence[float] = 0.5,
     progress: bool | None = None,
 ) -> Correction:
-    """Even out the channels of activations, only where it lowers the error of the model's outputs.
+    """Even out the channels of activations where that lowers the error of the model's outputs.
 
     The source of a factor is a norm with a weight, such as a LayerNorm or one written as ``x * weight``, or a layer;
-    all that reads its result takes the factor. In float the model computes the same, up to rounding. Ranges of weights
-    and activations are found again: call it before other correctors.
+    every reader of its result takes the factor. In float the model computes the same, up to rounding. Ranges of weights
+    and activations are found again, so call this before other correctors.
 
     Args:
         model: a prepared and calibrated model; it is changed in place.
         batches: as for ``calibrate``. Each source takes two passes over them for each ``alpha``.
-        alpha: how much of the difficulty goes to the weights, from 0 to 1; of several the best is taken at each place.
+        alpha: how much of the difficulty moves to the weights, from 0 to 1; if several, the best is used at each place.
         progress: show a progress bar; by default only on a terminal.
 
     Returns:

@@ -1,4 +1,4 @@
-"""correct: run the correctors that a recipe names, one after the other."""
+"""correct: run the correctors that a recipe lists, one after the other."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -32,7 +32,7 @@ STEPS: dict[str, Callable[..., Correction]] = {
 def correct(
     model: nn.Module, batches: Iterable[Any], steps: Sequence[str] | None = None, *, progress: bool | None = None
 ) -> list[Correction]:
-    """Win back accuracy on a prepared and calibrated model, in seconds and without training.
+    """Recover accuracy of a prepared and calibrated model, in seconds and without training.
 
     ::
 
@@ -43,8 +43,8 @@ def correct(
     Args:
         model: a prepared and calibrated model; it is changed in place.
         batches: as for ``calibrate``, to be read several times; a few hundred images.
-        steps: what to do, in this order: of ``"smooth"``, ``"equalize"``, ``"weight_ranges"``, ``"gptq"``, ``"norms"``,
-            ``"analytic_bias"`` and ``"bias"``; by default what the recipe says under ``correct``, or else GPTQ, norms
+        steps: what to do, in this order, from ``"smooth"``, ``"equalize"``, ``"weight_ranges"``, ``"gptq"``,
+            ``"norms"``, ``"analytic_bias"`` and ``"bias"``; by default the recipe's ``correct``, or else GPTQ, norms
             and bias.
         progress: show progress bars; by default only on a terminal.
 

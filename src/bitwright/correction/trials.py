@@ -1,4 +1,4 @@
-"""Trials: move a factor along a link, find all ranges it touches again, and keep it where the model's outputs gain."""
+"""Trials: move a factor along a link, find all affected ranges again, and keep it if the model's outputs improve."""
 
 import copy
 from collections.abc import Callable, Generator, Iterable, Sequence
@@ -21,7 +21,7 @@ from bitwright.quantizer import TensorQuantizer
 
 
 def find_ranges(model: nn.Module, chosen: Iterable[TensorQuantizer], data: Iterable[Inputs]) -> None:
-    """Let some quantizers of activations find their ranges again, as calibration does: on the float model."""
+    """Make some quantizers of activations find their ranges again on the float model, as calibration does."""
     seeing = [q for q in dict.fromkeys(chosen) if q.quantizes and q.calibratable]
     with all_off(model):
         for quantizer in seeing:
@@ -39,7 +39,7 @@ class Trials:
 
     Attributes:
         error: the squared distance of the model's outputs from those in float, in units of the latter's squares.
-        kept: what was moved for good.
+        kept: the moves that were kept.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Trials:
         self.error = self._apart()
 
     def best_of(self, link: Link, factors: Sequence[Tensor]) -> float:
-        """Try each of the factors, and keep the best if it is better than none; return the error as a share."""
+        """Try each of the factors, and keep the best if it beats no factor; return the error as a share."""
         before, best, least = self.error, None, self.error
         for factor in factors:
             state = _State(link)
@@ -90,7 +90,7 @@ class Trials:
 
 
 class _State:
-    """The parameters and ranges that a link changes, as they are."""
+    """The current parameters and ranges that a link changes."""
 
     def __init__(self, link: Link) -> None:
         self.parameters = [(p, p.detach().clone()) for p in link.parameters()]
@@ -98,7 +98,7 @@ class _State:
         self.ranges = [(q, copy.deepcopy(q.state_dict())) for q in dict.fromkeys(touched)]
 
     def restore(self) -> None:
-        """Go back."""
+        """Restore them."""
         with torch.no_grad():
             for parameter, value in self.parameters:
                 parameter.copy_(value)
@@ -109,7 +109,7 @@ class _State:
 def try_links(
     trials: Trials, links: Sequence[Link], factors: Callable[[Link], Sequence[Tensor]], done: Correction, what: str
 ) -> bool:
-    """Try every link once, and note the gains; whether there was one."""
+    """Try every link once and note the gains; return whether there was any."""
     better = False
     for link in track(links, what, show=trials.progress):
         share = trials.best_of(link, factors(link))
@@ -123,7 +123,7 @@ def try_links(
 def trying(
     model: nn.Module, batches: Iterable[Any], done: Correction, progress: bool | None
 ) -> Generator[tuple[Trials, Original], None, None]:
-    """Give trials on a model; at the end what was kept holds for the float model that correctors aim at as well."""
+    """Yield trials on a model; in the end, what was kept also applies to the float model that correctors aim at."""
     if not isinstance(model, fx.GraphModule):
         raise ConfigError(f"{done.step} needs the graph of the model, which could not be captured")
     quantized_layers(model, Correction(done.step))  # an error if it is not calibrated
@@ -135,5 +135,5 @@ def trying(
 
 
 def usable(factor: Tensor) -> Tensor:
-    """The factor, 1 where it is not a positive finite number."""
+    """The factor, or 1 where it is not a positive finite number."""
     return torch.where(factor.isfinite() & (factor > 0), factor, torch.ones_like(factor))

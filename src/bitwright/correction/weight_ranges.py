@@ -1,11 +1,12 @@
-"""Weight ranges by output error: for each scale, the range with which the layer's result differs least from float.
+"""Weight ranges by output error: for each scale, the range that brings the layer's result closest to float.
 
-The least error of the weight itself is not that: inputs after a ReLU are positive, so errors of one sign add up, and a
-range that clips shifts the mean of the result. With G = Σ x·xᵀ of the layer's inputs and D the error of the weight,
+This is not the range with the least error of the weight itself: inputs after a ReLU are positive, so errors of one sign
+add up, and a range that clips shifts the mean of the result. With G = Σ x·xᵀ of the layer's inputs and D the error of
+the weight,
 
     error of a row = D·G·Dᵀ
 
-is tried for parts of the full range and for the range at hand, and the least wins, so that no row gets worse.
+is tried for shares of the full range and for the current range, and the least wins, so no row gets worse.
 """
 
 from collections.abc import Iterable
@@ -34,13 +35,13 @@ def fit_weight_ranges(
     candidates: int = 71,
     progress: bool | None = None,
 ) -> Correction:
-    """Give weight quantizers the ranges with which the results of their layers differ least from float.
+    """Set weight quantizers to the ranges that bring their layers' results closest to float.
 
     Args:
         model: a prepared and calibrated model; it is changed in place.
         batches: as for ``calibrate``; a few hundred images.
-        least: the least part of the full range to try.
-        candidates: how many parts to try, from 1 down to ``least``.
+        least: the smallest share of the full range to try.
+        candidates: how many shares to try, from 1 down to ``least``.
         progress: show a progress bar; by default only on a terminal.
 
     Returns:
@@ -66,7 +67,7 @@ def _fits(name: str, layer: Layer, done: Correction) -> bool:
 
 
 def _fit(layer: Layer, gram: Gram, parts: list[float]) -> float:
-    """Set the best range; return its error as a share of that of the range at hand."""
+    """Set the best range; return its error as a share of the current range's."""
     quantizer, weight = layer.weight_quantizer, layer.folded_weight()[0].detach()
     lo, hi = min_max(weight, quantizer.spec)
     scale, zero_point = (p.clone() for p in quantizer.qparams())
