@@ -86,7 +86,7 @@ def test_inspect_refuses_wrong_inputs(refused, arguments, message):
         ),
         ("nets", "the model 'nets' must be MODULE:FUNCTION, such as mypkg.nets:build"),
         ("nets.py:build", "names a file; name the module: nets:build"),
-        ("nets:build_dict", "must be a torch.nn.Module, but nets:build_dict gave dict"),
+        ("nets:build_dict", "must be a torch.nn.Module, but nets:build_dict is or returns a dict"),
         ("nets:NETS", "nets has no 'NETS'"),
         (
             "nets:build_broken",

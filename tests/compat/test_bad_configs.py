@@ -52,7 +52,7 @@ def test_other_ways_in_have_them_too(tmp_path: Path):
         wide = [wide, wide]
     with pytest.raises(ConfigError, match="more than 20,000 values"):
         parse_qconfig({"W": wide})
-    with pytest.raises(ConfigError, match="the config cannot be read: the key 'W' stands twice"):
+    with pytest.raises(ConfigError, match="the config cannot be read: the key 'W' appears twice"):
         parse_qconfig("W: {}\nW: {}\n")
     with pytest.raises(ConfigError, match=r"quan_policy must be a mapping of settings, not \[1\]"):
         convert(_written(tmp_path, "quan_policy: [1]\ntype: mTransformerV2\n"))

@@ -254,4 +254,4 @@ def test_functions_with_a_weight_as_argument_are_skipped_by_the_other_correctors
     net, batches = block
     model = bw.calibrate(bw.prepare(copy.deepcopy(net), batches[0], recipe="W8A8"), batches)
     for done in bw.correct(model, batches, ["weight_ranges", "gptq", "norms", "analytic_bias", "bias"]):
-        assert sum("its weight is an argument" in reason for reason in done.skipped.values()) == 2
+        assert sum("whose weight is an argument" in reason for reason in done.skipped.values()) == 2

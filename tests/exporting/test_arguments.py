@@ -110,7 +110,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "one name": ({"input_names": "image"}, "input_names must be a list of names, not 'image'"),
     "no name": ({"input_names": [""]}, "input_names must be names, and '' is not one"),
     "an old opset": ({"opset_version": 13}, r"opset_version must be from 18 to \d+, not 13"),
-    "an opset to come": ({"opset_version": 99}, "opset_version is 99"),
+    "an opset to come": ({"opset_version": 99}, "opset_version must be from"),
     "no opset": ({"opset_version": "18"}, "opset_version must be a whole number, not '18'"),
     "no name of the model": ({"model_name": ""}, "model_name must be a name, not ''"),
     "external data": ({"external_data": "yes"}, "external_data must be True, False or None, not 'yes'"),

@@ -108,7 +108,7 @@ def test_calibration_cache_has_hex_of_scales(tmp_path: Path) -> None:
 
 def test_scales_of_weights_that_tensorrt_would_not_find_are_refused(tmp_path: Path) -> None:
     model, _ = quantized("tensorrt", weight="int4 narrow channel:0")
-    with pytest.raises(ExportError, match=r"cannot say .*weight: has 4 bits; TensorRT has symmetric int8"):
+    with pytest.raises(ExportError, match=r"cannot express .*weight: has 4 bits; TensorRT has symmetric int8"):
         bw.export(model, tmp_path / "net.onnx", format="tensorrt-ranges")
     model, _ = quantized("tensorrt")
     with torch.no_grad():

@@ -49,14 +49,14 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path):
     bw.reconstruct(model, batches, checkpoint=tmp_path, **FEW)
     for change in ({"seed": 1}, {"method": "brecq"}):
         model, batches = fresh()
-        with pytest.raises(SaveError, match="of another choice of settings; remove it to start over"):
+        with pytest.raises(SaveError, match="belongs to another choice of settings; remove it to start over"):
             bw.reconstruct(model, batches, checkpoint=tmp_path, **FEW, **change)
     model, batches = fresh()
-    with pytest.raises(SaveError, match="of another data set"):
+    with pytest.raises(SaveError, match="belongs to another data set"):
         bw.reconstruct(model, batches[:1], checkpoint=tmp_path, **FEW)
     with torch.no_grad():
         next(model.parameters()).mul_(1.5)
-    with pytest.raises(SaveError, match="of another model"):
+    with pytest.raises(SaveError, match="belongs to another model"):
         bw.reconstruct(model, batches, checkpoint=tmp_path, **FEW)
     (tmp_path / "unit-0000.safetensors").write_bytes(b"torn")
     with pytest.raises(SaveError, match="cannot be read"):

@@ -189,8 +189,8 @@ def test_a_user_who_interrupts_gets_a_sound_model(monkeypatch):
         ({"unit": "blocks"}, "did you mean 'block'"),
         ({"steps": 0}, "steps must be a number at least 1, not 0"),
         ({"keep": 1.5}, "keep must be a number from 0 to 1, not 1.5"),
-        ({"steps": 1.5}, "steps is a whole number, not 1.5"),
-        ({"beta": (2, 20)}, "beta falls"),
+        ({"steps": 1.5}, "steps must be a whole number, not 1.5"),
+        ({"beta": (2, 20)}, "beta must fall"),
     ],
 )
 def test_wrong_settings_are_refused_by_name(options, words):

@@ -89,7 +89,7 @@ def test_runtime_that_stops_giving_tensors_out(several) -> None:
 
 def test_runtime_that_does_not_tell_what_it_executed(several) -> None:
     model, file, x = several
-    with pytest.raises(VerifyError, match="returned NoneType for what it executed"):
+    with pytest.raises(VerifyError, match="reported NoneType for what it executed"):
         bw.verify(model, file, [x], runtimes=[lie("liar", executed=lambda found: None)], latency=False)
     silent = bw.verify(
         model, file, [x], runtimes=[lie("liar", executed=lambda found: [])], latency=False, limits={"coverage": 0.0}

@@ -11,10 +11,10 @@ from bitwright.errors import SaveError
 
 
 class Measured:
-    """What a job has measured so far.
+    """The measurements of a job so far.
 
     Args:
-        damage: what measures; its model, metric and data are those of the checkpoint.
+        damage: does the measuring; the checkpoint is for its model, metric and data.
         job: the name of the job, and of its file.
         folder: where the checkpoint is; None for none. Only rank 0 reads and writes it.
     """
@@ -33,7 +33,7 @@ class Measured:
         self._found = json.loads(self._ranks.gather(json.dumps(self._found).encode())[0])
 
     def get(self, name: str, measure: Callable[[], float]) -> float:
-        """The damage of this name; it is measured, and written down, unless it is known."""
+        """The damage of this name, measured and stored unless already known."""
         if name not in self._found:
             self._found[name] = measure()
             with self._ranks.together(SaveError):

@@ -34,12 +34,12 @@ class BitSearch:
 
     Attributes:
         bits: of each layer's weight; 32 where it stays float.
-        damage: the sum of what each layer does alone, which the choice makes as small as it can, or keeps in limits.
+        damage: the sum of each layer's damage alone, which the choice minimizes or keeps within limits.
         measured: the damage of all chosen weights together.
         size: bytes of all these weights.
         bit_operations: multiplications for one sample, times the bits of both factors.
-        recipe: prepares a model in this way.
-        latency: seconds of all these layers, if they were given.
+        recipe: prepares a model this way.
+        latency: seconds of all these layers, if given.
     """
 
     bits: dict[str, int]
@@ -74,7 +74,7 @@ def search_bits(
     checkpoint: str | os.PathLike[str] | None = None,
     timeout: float = TIMEOUT,
 ) -> BitSearch:
-    """Choose the bits of every weight that is quantized, and apply the choice to the model.
+    """Choose the bits of every quantized weight, and apply the choice to the model.
 
     Each layer's damage is measured for each number of bits with all else in float, one pass over the data each. An
     integer programme then finds the choice with the least damage in all, or with ``{"damage": …}`` the smallest one
@@ -84,15 +84,15 @@ def search_bits(
         model: what ``calibrate`` returned; its weight quantizers get the specs that were chosen.
         batches: data as for ``calibrate``.
         budget: limits by name: ``"size"``, bytes of all these weights; ``"bit_operations"``, multiplications for a
-            sample times the bits of weight and input; ``"latency"``, seconds by the table of that name; ``"damage"``,
-            the most that the damages of all layers may add up
-            to. For layers to skip, give a damage and ``bits=(4, 32)``: 32 stands for float.
+            sample times the bits of weight and input; ``"latency"``, seconds by the table ``latency``; ``"damage"``,
+            the largest allowed sum of all layers' damages. To find layers to skip, give a damage and ``bits=(4, 32)``,
+            where 32 stands for float.
         bits: the numbers of bits to choose from; those that the backend does not have are refused.
         metric: as for :func:`bitwright.sensitivity`.
         latency: the seconds that each layer takes with each number of bits, measured where the model will run:
             ``{"conv1": {4: 1.2e-4, 8: 2.0e-4}, …}``.
-        interactions: measure also what layers that compute one after the other do together, for each choice of bits of
-            the two, and take that into account; with b numbers of bits, b² more passes for each pair.
+        interactions: also measure the joint damage of consecutive layers, for each choice of bits of the two, and take
+            it into account; with b numbers of bits, this needs b² more passes for each pair.
         progress: show a progress bar; by default only on a terminal.
         checkpoint: as for :func:`bitwright.sensitivity`; written after each number of bits of each layer. Another
             budget and other bits may use the same.
@@ -172,7 +172,7 @@ def _integer_layers(model: nn.Module, ledger: Ledger) -> list[Layer]:
 
 
 def _spec(layer: Layer, bits: int, ledger: Ledger) -> QuantSpec | None:
-    """The layer's spec in so many bits, None for float; an error if the backend does not have it."""
+    """The layer's spec with this many bits, None for float; raises if the backend does not have it."""
     if bits == FLOAT_BITS:
         return None
     spec = with_bits(layer.site.quantizer.spec, bits)
@@ -183,7 +183,7 @@ def _spec(layer: Layer, bits: int, ledger: Ledger) -> QuantSpec | None:
 
 
 class _Former:
-    """A layer's quantizer as it was, and how to change it."""
+    """A layer's original quantizer, and how to change it."""
 
     def __init__(self, layer: Layer) -> None:
         self.site, self.quantizer = layer.site, layer.site.quantizer
@@ -192,7 +192,7 @@ class _Former:
         self.state.remember()
 
     def change(self, spec: QuantSpec | None) -> None:
-        """Quantize by another spec, with the range that the observer finds; None leaves the weight float."""
+        """Quantize with another spec and the range that the observer finds; None leaves the weight float."""
         self.restore()
         if spec is None:
             self.quantizer.disable()
@@ -201,7 +201,7 @@ class _Former:
             self.site.find_range()
 
     def restore(self) -> None:
-        """Be as before."""
+        """Restore the quantizer."""
         self.quantizer.enable()
         if self.quantizer.spec != self.spec:
             self.quantizer.change_spec(self.spec)
@@ -209,7 +209,7 @@ class _Former:
 
 
 def _damages(layer: Layer, specs: Mapping[int, QuantSpec | None], damage: Damage, known: Measured) -> list[float]:
-    """The damage that a layer does alone, by each of the specs, which are given by their bits."""
+    """The damage of a layer alone with each of the specs, by their bits."""
     former = _Former(layer)
 
     def measure(spec: QuantSpec | None) -> float:
@@ -255,7 +255,7 @@ def _pairs(
     damage: Damage,
     known: Measured,
 ) -> list[Pair]:
-    """What each layer and the one that computes next do together beyond the sum of what each does, for all bits."""
+    """The joint damage of each layer and the next, beyond the sum of each alone, for all bits."""
     found: list[Pair] = []
     for i, (one, two) in enumerate(pairwise(layers)):
         table = [
@@ -288,7 +288,7 @@ def _added_up(damages: list[list[float]], pairs: Sequence[Pair], options: list[i
 
 
 def _recipe(ledger: Ledger, chosen: Mapping[Layer, QuantSpec | None]) -> Recipe:
-    """The model's recipe with a rule for each layer, which keeps what its rule said of other tensors."""
+    """The model's recipe with a rule for each layer, keeping its earlier rule's settings for other tensors."""
     recipe, rules = ledger.recipe, []
     won = {entry.name: entry.rule for entry in ledger.entries}
     for layer, spec in chosen.items():

@@ -1,4 +1,4 @@
-"""sensitivity: what each layer's quantization does to the model's results, alone and added to all before it."""
+"""sensitivity: how each layer's quantization affects the model's results, alone and on top of all before it."""
 
 import os
 from collections.abc import Iterable
@@ -19,13 +19,13 @@ from bitwright.quantizer import TensorQuantizer, quantizers
 
 @dataclass(frozen=True)
 class LayerDamage:
-    """One layer, or one activation that no layer's input is.
+    """One layer, or one activation that is not a layer's input.
 
     Attributes:
         name: the layer, or the activation's label.
         bits: of its weight and its input, such as ``W4A8``.
         alone: the damage if only this is quantized.
-        cumulative: the damage if this and all before it are quantized; None if that was not asked for.
+        cumulative: the damage if this and all before it are quantized; None if not requested.
     """
 
     name: str
@@ -36,7 +36,7 @@ class LayerDamage:
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """What :func:`bitwright.sensitivity` found, in the order of the model; ``print`` shows the worst first."""
+    """The findings of :func:`bitwright.sensitivity`, in model order; ``print`` shows the worst first."""
 
     metric: str
     layers: tuple[LayerDamage, ...]
@@ -70,14 +70,14 @@ def sensitivity(
     ``torchrun`` each rank gives its own share of the data, and all get the damages of the whole, to the bit.
 
     Args:
-        model: what ``calibrate`` returned; it is afterwards as it was before.
+        model: a calibrated model; it is unchanged afterwards.
         batches: data as for ``calibrate``.
-        metric: ``"kl"``, ``"mse"``, ``"sqnr"``, or a function of the model that gives a score, such as its accuracy;
-            more is worse in all of them, and of a score the damage is by how much it falls.
+        metric: ``"kl"``, ``"mse"``, ``"sqnr"``, or a function of the model that returns a score, such as its accuracy.
+            More damage is always worse; for a score, it is how much the score falls.
         cumulative: also measure each layer together with all before it.
         progress: show a progress bar; by default only on a terminal.
-        checkpoint: a folder for what was measured, written after each layer; the same call goes on from there. One of
-            another model, recipe, metric or other data is refused.
+        checkpoint: a folder for the measurements, written after each layer; the same call continues from there. A
+            checkpoint of another model, recipe, metric or data set is refused.
         timeout: how long a rank waits for the others, in seconds.
     """
     with all_ranks(timeout) as ranks:

@@ -1,4 +1,4 @@
-"""Solve: choose one option for each layer such that the total cost is least and limits are kept (scipy's milp)."""
+"""Solve: choose one option per layer so that the total cost is least and limits are kept (with scipy's milp)."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -18,12 +18,12 @@ Pair = tuple[int, int, Table]
 def choose(
     costs: Table, limits: Sequence[tuple[str, Table, float]], pairs: Sequence[Pair] = (), paired: str = ""
 ) -> list[int]:
-    """The option of each layer with the least sum of ``costs``, where each limited sum is at most its limit.
+    """Choose the option of each layer that minimizes the sum of ``costs`` while keeping each limited sum.
 
     Args:
-        costs: what is to be least.
+        costs: what to minimize.
         limits: the name, the numbers and the limit of each sum.
-        pairs: what options of two layers add together, to the limited sum named ``paired``, else to the costs.
+        pairs: what options of two layers add jointly to the limited sum named ``paired``, or else to the costs.
         paired: the sum that pairs add to.
     """
     optimize = require("scipy.optimize", "search", "choosing bits under a budget")
@@ -53,14 +53,14 @@ def choose(
 
 
 def _scaled(table: Table, together: np.ndarray) -> tuple[np.ndarray, float]:
-    """A number for each variable, and what they were divided by: bytes and damages differ by many powers of ten."""
+    """Scale the numbers of all variables, and return the divisor: bytes and damages differ by many powers of ten."""
     numbers = np.concatenate([*(np.asarray(row, float) for row in table), together])
     scale = max(float(np.abs(numbers).max()), 1e-300)
     return numbers / scale, scale
 
 
 def _structure(sizes: Sequence[int], pairs: Sequence[Pair]) -> list[tuple[np.ndarray, float]]:
-    """One option for each layer, and for each pair the variable of just the two options that are chosen."""
+    """Constraints: one option for each layer, and for each pair the variable of exactly the two chosen options."""
     owner, starts = np.repeat(np.arange(len(sizes)), sizes), np.cumsum([0, *sizes])
     one_each = (owner[None, :] == np.arange(len(sizes))[:, None]).astype(float)
     total = len(owner) + sum(sizes[i] * sizes[j] for i, j, _ in pairs)

@@ -1,4 +1,4 @@
-"""Exporting: the file that the target runs, with a record of what in it is what."""
+"""Exporting: the file that the target runs, with a record that maps it to the model."""
 
 from bitwright.exporting.fingerprint import Fingerprint
 from bitwright.exporting.formats import FORMATS, ExportFormat, ExportOptions, FileNode, LoadedFile, register_format

@@ -1,6 +1,6 @@
 """The deployed twin of a prepared model: weights and biases as integers, quantizers where a runtime needs them.
 
-Each call in a graph becomes a module of its own, so that an exporter's record of modules says which node an operator of
+Each call in a graph becomes a separate module, so that an exporter's record of modules tells which node an operator of
 the file came from; each quantizer knows its site.
 """
 
@@ -47,7 +47,7 @@ CALLS, READ = "calls", "read"  # in a model's namespace: modules that stand for 
 
 @dataclass(frozen=True)
 class Origin:
-    """What a part of the deployed model stands for: the user's module or node, and Bitwright's name of its operator."""
+    """What a part of the deployed model stands for: the user's module or node, and the name of its operator."""
 
     name: str
     operator: str = ""
@@ -55,13 +55,13 @@ class Origin:
 
 @dataclass
 class Deployment:
-    """A model made ready for an exporter.
+    """A model ready for an exporter.
 
     Attributes:
         model: the deployed twin.
         quantized: whether it computes on quantized tensors.
         origins: what its modules stand for, by their qualified names.
-        clean: whether nothing in it is there for a runtime's sake.
+        clean: whether it has nothing added only for a runtime.
         apart: whether it keeps OpenVINO from computing other values.
         scaled_results: whether positive factors become part of scales.
     """
@@ -74,7 +74,7 @@ class Deployment:
     scaled_results: bool = False
 
     def results(self) -> list[str]:
-        """The names of what the model returns: keys and attributes, or else nodes; empty where no graph says them."""
+        """The names of what the model returns: keys and attributes, or else nodes; empty if no graph tells."""
         if not isinstance(self.model, CapturedModel):
             return []
         return list(_result_names(next(iter(reversed(self.model.graph.nodes))).args[0]))
@@ -89,7 +89,7 @@ def _result_names(item: Any, path: tuple[str, ...] = ()) -> Iterator[str]:  # no
 
 
 def _tensor_name(node: fx.Node) -> str:
-    """What the user calls a tensor that a graph returns, quantized or not."""
+    """The user's name for a tensor that a graph returns, quantized or not."""
     owner = node.graph.owning_module
     while node.op == "call_module" and owner is not None:
         if not isinstance(owner.get_submodule(str(node.target)), DeployedQuantizer | TableQuantizer | KeepFloat):
@@ -101,7 +101,7 @@ def _tensor_name(node: fx.Node) -> str:
 def deploy(model: nn.Module, *, clean: bool = False) -> Deployment:
     """Make the deployed twin of a calibrated model; the model itself is left untouched.
 
-    A ``clean`` one keeps activations that quantizers imply, and has no guards against what runtimes do unasked.
+    A ``clean`` twin keeps activations that quantizers imply, and has no guards against what runtimes do unasked.
     """
     waiting = [q.label or name for name, q in quantizers(model).items() if not q.quantizes and q.enabled]
     if waiting:
@@ -115,7 +115,7 @@ def deploy(model: nn.Module, *, clean: bool = False) -> Deployment:
 
 
 def float_twin(model: nn.Module) -> Deployment:
-    """Make a copy of a model without quantization, in which every call of a graph is a module of its own."""
+    """Make a copy of a model without quantization, in which every call of a graph is a separate module."""
     twin = copy.deepcopy(model).eval()
     for quantizer in quantizers(twin).values():
         quantizer.off()
@@ -129,7 +129,7 @@ def float_twin(model: nn.Module) -> Deployment:
 
 
 class _Deploying:
-    """The work on one twin."""
+    """Builds one twin."""
 
     def __init__(self, twin: nn.Module, clean: bool = False) -> None:
         self.twin, self.clean = twin, clean
@@ -177,7 +177,7 @@ class _Deploying:
         replace_modules(self.twin, {module: nn.Identity() for module in guards})
 
     def _site(self, quantizer: TensorQuantizer, kind: Any, name: str = "", placed: bool = False) -> Site | None:  # noqa: ANN401
-        """The site of a quantizer; None for one that is not part of the model, or quantizes nothing."""
+        """The site of a quantizer, or None if it is not part of the model or quantizes nothing."""
         known = self.names.get(id(quantizer))
         if known is None or not quantizer.quantizes:
             return None
@@ -205,7 +205,7 @@ class _Deploying:
         return DeployedLSTM(layer, [self._site(q, "weight") for q in layer._weight_quantizers])  # pyrefly: ignore
 
     def _deploy_own_quantizers(self) -> None:
-        """Settle the quantizers inside users' QModules and forwards: weights are stored as integers."""
+        """Deploy the quantizers inside users' QModules and forwards; weights are stored as integers."""
         for site in list(weight_sites(self.twin)):
             if site.quantizer.enabled:
                 stored = as_integers(site.weight(), site.quantizer, self._site(site.quantizer, "weight"))
@@ -263,11 +263,11 @@ class _Deploying:
         return target
 
     def name_calls(self, model: CapturedModel, prefix: str, placed: dict[fx.Node, str]) -> None:
-        """Make every call of the graph a module of its own, and note what it stands for.
+        """Turn every call of the graph into a separate module, and note what it stands for.
 
         Args:
             model: the graph.
-            prefix: where it is in the whole.
+            prefix: its path in the whole model.
             placed: the nodes of quantizers that are in the prepared model, with the names of their tensors.
         """
         modules = dict(model.named_modules())
@@ -290,7 +290,7 @@ class _Deploying:
     def _deployed_quantizer(
         self, model: CapturedModel, node: fx.Node, quantizer: TensorQuantizer, name: str | None
     ) -> nn.Module:
-        """Quantize while running, or store the integers where the tensor is a constant."""
+        """Quantize at run time, or store the integers if the tensor is a constant."""
         self.in_graphs.add(id(quantizer))
         source = node.args[0]
         constant = isinstance(source, fx.Node) and source.op == "get_attr"

@@ -13,12 +13,12 @@ from bitwright.exporting.parts import Part
 from bitwright.graph import CapturedModel
 from bitwright.graph.names import attribute_of
 
-_SHOWN = 12  # digits that people see
+_SHOWN = 12  # digits shown to people
 
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """Digests of a deployed model, apart for what may change on its own.
+    """Digests of a deployed model, separate for parts that may change independently.
 
     Attributes:
         structure: graphs, classes and settings of modules, specs of quantizers.
@@ -32,7 +32,7 @@ class Fingerprint:
 
     @property
     def short(self) -> str:
-        """A few digits that tell models apart for people."""
+        """A few digits by which people can tell models apart."""
         return hashlib.sha256(f"{self.structure}{self.weights}{self.scales}".encode()).hexdigest()[:_SHOWN]
 
     def differences(self, other: "Fingerprint") -> list[str]:
@@ -91,7 +91,7 @@ def _add_tensor(digest: Any, name: str, tensor: Tensor) -> None:  # noqa: ANN401
 
 
 def text_of(item: Any) -> str:  # noqa: ANN401
-    """Arguments of a call as text that is the same in every process."""
+    """Arguments of a call as text, the same in every process."""
     if isinstance(item, fx.Node):
         return f"%{item.name}"
     if isinstance(item, tuple | list):

@@ -1,8 +1,8 @@
-"""Guards in a deployed graph: they keep a runtime from what it gets wrong, and from quantizing what stays float.
+"""Guards in a deployed graph: keep a runtime from what it gets wrong, and from quantizing what stays float.
 
-A guard changes no value, but runtimes do not look past it. OpenVINO moves scales through operators, makes constants
-part of quantizers and weights, and sometimes computes other values then; each reason stands beside the function that
-finds where.
+A guard changes no value, but runtimes do not look past it. OpenVINO moves scales through operators, merges constants
+into quantizers and weights, and then sometimes computes other values; each function that finds such a place gives the
+reason.
 """
 
 from collections.abc import Iterator
@@ -24,11 +24,11 @@ from bitwright.preparation import Verdict, decision_on
 from bitwright.quantizer import TensorQuantizer
 
 Modules = dict[str, nn.Module]
-GUARDS = "guards"  # in a model's namespace: what keeps a runtime from quantizing by itself
+GUARDS = "guards"  # in a model's namespace: what keeps a runtime from quantizing on its own
 
 
 def guard(model: CapturedModel, modules: Modules, *, apart: bool = False) -> None:
-    """Put guards where a runtime would compute other values than the model.
+    """Put guards where a runtime would compute values other than the model's.
 
     Args:
         model: the deployed graph.
@@ -46,13 +46,13 @@ def guard(model: CapturedModel, modules: Modules, *, apart: bool = False) -> Non
             _guard(model, node, list(node.users))
         elif _is_float_layer(node, modules) and _becomes_quantized(node, modules):
             for source in [each for each in node.all_input_nodes if _is_quantized(each, modules)]:
-                _guard(model, source, [node])  # before it, so that what follows can still be joined with it
+                _guard(model, source, [node])  # before it, so that what follows can still be fused with it
     for tensor, readers in _mixed(model, dict(model.named_modules())) if apart else ():
         _guard(model, tensor, readers)
 
 
 def _mixed(model: CapturedModel, modules: Modules) -> list[tuple[fx.Node, list[fx.Node]]]:
-    """The tensors that float operators must not see as they are, with those readers.
+    """The tensors that float operators must not see directly, with those readers.
 
     OpenVINO (2026.4) moves the scale of a quantized tensor through what reads it, and rounds the limits of a clamp to
     its steps. It takes any product with a constant for a scale: it moves that through selections, which it then
@@ -65,7 +65,7 @@ def _mixed(model: CapturedModel, modules: Modules) -> list[tuple[fx.Node, list[f
 
 
 def _misled(tensor: fx.Node, modules: Modules) -> Iterator[fx.Node]:
-    """The readers of a tensor that must not see it as it is."""
+    """The readers of a tensor that must not see it directly."""
     constants, layer = _has_constants(tensor, modules), _is_layer(tensor, modules)
     scaled = _is_quantized(tensor, modules) or (_is_integer(tensor) and not layer)
     joined = _is_joined(tensor, modules)
@@ -105,7 +105,7 @@ def _is_joined(node: fx.Node, modules: Modules) -> bool:
 
 
 def _stays_float(node: fx.Node, modules: Modules) -> bool:
-    """Whether an operator computes in float, or should: all but a ReLU, which OpenVINO computes on integers as well."""
+    """Whether an operator computes in float, or should: all but a ReLU, which OpenVINO also computes on integers."""
     decision, operator = decision_on(node), operator_of(node, modules)
     if decision is None or decision.verdict not in (Verdict.FLOAT, Verdict.FUSED):
         return False
@@ -136,7 +136,7 @@ def _is_float_layer(node: fx.Node, modules: Modules) -> bool:
 
 
 def _is_quantized(node: fx.Node, modules: Modules) -> bool:
-    """Whether a value comes from a quantizer, also by way of operators that only move it."""
+    """Whether a value comes from a quantizer, possibly through operators that only move it."""
     while not isinstance(_module(node, modules), TensorQuantizer):
         source = node.args[0] if node.args else None
         if not isinstance(source, fx.Node) or not _carries(node, modules):
@@ -146,7 +146,7 @@ def _is_quantized(node: fx.Node, modules: Modules) -> bool:
 
 
 def _becomes_quantized(node: fx.Node, modules: Modules) -> bool:
-    """Whether a layer's result goes to a quantizer, also by way of what a runtime moves or joins with the layer."""
+    """Whether a layer's result goes to a quantizer, possibly through what a runtime moves or fuses with the layer."""
     waiting, seen = list(node.users), set[fx.Node]()
     while waiting:
         user = waiting.pop()
@@ -165,7 +165,7 @@ def _carries(node: fx.Node, modules: Modules) -> bool:
 
 
 def _joins(node: fx.Node, modules: Modules) -> bool:
-    """Whether a runtime may make an operator part of the layer before it: one with a single tensor to compute on."""
+    """Whether a runtime may fuse an operator into the layer before it: one that computes on a single tensor."""
     return sum(facts(source).tensor is not None for source in node.all_input_nodes) == 1
 
 

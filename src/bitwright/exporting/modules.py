@@ -42,7 +42,7 @@ class GlobalAveragePool(nn.Module):
 
 
 class _InPlaceOf(nn.Module):
-    """Stands in a layer's place: whoever asks for the layer's weight or settings is given them."""
+    """Stands in for a layer, and passes on its weight and settings."""
 
     _layer: tuple[Any]  # in a tuple, so not a submodule: its float weight is exported only if something reads it
 
@@ -66,7 +66,7 @@ class FloatLayer(_InPlaceOf):
 
 
 class StoredConstants(nn.Module):
-    """Gives a stored weight and a bias, in int32 where it has a scale, which each call may have another of."""
+    """Returns a stored weight and a bias, in int32 where it has a scale, which may differ from call to call."""
 
     def __init__(
         self, weight: IntegerTensor | TableTensor, bias: Tensor | None, scales: Sequence[Tensor | None]
@@ -120,7 +120,7 @@ class DeployedLayer(_InPlaceOf):
         x = input if self.own_quantizer is None else self.own_quantizer(input)
         arranged = layer.arrange(x)
         if arranged is not x:
-            arranged = self.quantizers[call](arranged)  # values are on the grid; runtimes look for a quantizer here
+            arranged = self.quantizers[call](arranged)  # values are on the grid, but runtimes look for a quantizer here
         return layer.compute(self.stored.guard(arranged), *self.stored(call), *args, **kwargs)
 
     def extra_repr(self) -> str:

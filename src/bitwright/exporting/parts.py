@@ -1,8 +1,9 @@
 """Parts: modules of a deployed model that a format writes in its own way.
 
-While a part has a number, it stands in the graph as one operator with that number as its argument, which a format looks
-up; names do not survive an exporter's rewriting, an argument of an operator does. Its constants are no parameters or
-buffers: an exporter's work grows with the square of their count.
+While a part has a number, it appears in the graph as one operator with that number as its argument, which a format
+looks
+up: names do not survive an exporter's rewriting, but an operator's argument does. Its constants are not parameters or
+buffers, because an exporter's work grows with the square of their count.
 """
 
 from collections.abc import Iterator
@@ -42,11 +43,11 @@ class Site:
 
     Attributes:
         quantizer: the qualified name of the quantizer in the model.
-        name: what users call the tensor: the node, layer or input that it is the value of.
-        kind: whether it is computed, or a weight that is stored.
+        name: the user's name for the tensor: the node, layer or input whose value it is.
+        kind: whether it is computed, or a stored weight.
         spec: how it is quantized, as text.
         signed: whether its integers are.
-        placed: whether it stands in a graph, so that each run of the model must pass it.
+        placed: whether it is in a graph, so that each run of the model must pass it.
     """
 
     quantizer: str
@@ -61,8 +62,8 @@ class Part(nn.Module):
     """A module that a format writes in its own way.
 
     Attributes:
-        number: its place among the parts of the model, while that is exported.
-        site: what it quantizes; None where it quantizes nothing, or repeats another on values that are on the grid.
+        number: its position among the parts of the model during export.
+        site: what it quantizes; None if it quantizes nothing, or repeats another quantizer on values on the grid.
     """
 
     number: int | None = None
@@ -73,7 +74,7 @@ class Part(nn.Module):
         return {}
 
     def forward(self, x: Tensor) -> Tensor:
-        """What it makes of ``x``."""
+        """Apply the part to ``x``."""
         return self.compute(x) if self.number is None else torch.ops.bitwright.part(x, self.number)
 
     def compute(self, x: Tensor) -> Tensor:
@@ -164,7 +165,7 @@ class TableQuantizer(Part):
 
 
 class IntegerTensor(Part):
-    """A constant stored as integers, of 4 bits if so wished unless what reads it needs bytes (not ``packs``)."""
+    """A constant stored as integers, in 4 bits if requested unless its reader needs bytes (not ``packs``)."""
 
     packs = True
 
@@ -188,7 +189,7 @@ class IntegerTensor(Part):
         return {"integers": self.integers, "scale": self.scale, "zero_point": self.zero_point}
 
     def forward(self, x: Tensor | None = None) -> Tensor:
-        """The constant's values; in the place of a quantizer it is called with its float twin."""
+        """The constant's values; in place of a quantizer, it is called with its float twin."""
         if self.number is not None:
             return torch.ops.bitwright.stored(self.number, list(self.integers.shape), self.dtype)
         return dequantize(self.integers, self.scale, self.zero_point, self.axis, self.group).to(self.dtype)
@@ -202,7 +203,7 @@ class TableTensor(Part):
     """A constant stored as places in a table of values.
 
     Attributes:
-        places: where each value's level is in the table.
+        places: the index of each value's level in the table.
         levels: the table.
         scale: what levels are multiples of.
     """
@@ -244,14 +245,14 @@ class Multiply(nn.Module):
 
 
 def deployed(quantizer: TensorQuantizer, site: Site | None = None) -> nn.Module:
-    """What quantizes a computed tensor as a quantizer does."""
+    """The part that quantizes a computed tensor as a quantizer does."""
     kind = TableQuantizer if quantizer.quantizes and _has_table(quantizer) else DeployedQuantizer
     factor = quantizer.pre_quant_scale
     return kind(quantizer, site) if factor is None else nn.Sequential(Multiply(factor), kind(quantizer, site))
 
 
 def as_integers(weight: Tensor, quantizer: TensorQuantizer, site: Site | None = None) -> "IntegerTensor | TableTensor":
-    """Store a constant in the integers its quantizer gives it."""
+    """Store a constant as the integers of its quantizer."""
     weight, factor = weight.detach(), quantizer.pre_quant_scale
     weight = weight if factor is None else weight * factor.to(weight)
     if _has_table(quantizer):
@@ -262,7 +263,7 @@ def as_integers(weight: Tensor, quantizer: TensorQuantizer, site: Site | None = 
 
 
 def _has_table(quantizer: TensorQuantizer) -> bool:
-    """Whether a table of values says what a quantizer does; raise where no file can."""
+    """Whether a quantizer needs a table of values; raises if no file can express it."""
     if quantizer.axes:
         raise ExportError(f"the {_named(quantizer)} keeps ranges along several axes, which no file can express")
     if quantizer.method.uniform or quantizer.spec.format.floating:

@@ -37,24 +37,24 @@ def export(
     overwrite: bool = True,
     timeout: float = TIMEOUT,
 ) -> ExportedFile:
-    """Write a prepared and calibrated model as a file; under ``torchrun`` rank 0 writes, and the others wait for it.
+    """Write a prepared and calibrated model as a file; under ``torchrun``, rank 0 writes while the others wait.
 
     Files compute in float32 and integers. A model in half or double precision is written as its float32 twin, whose
     inputs and outputs are float32, too.
 
     Args:
         model: the model; it is left untouched.
-        path: where to; the file appears whole or not at all.
+        path: the file to write, whole or not at all.
         example_inputs: inputs to export with; those given to ``prepare`` by default.
-        format: how to write it (see ``bitwright.exporting.FORMATS``); by default as the backend's target reads it.
-        dynamic_shapes: which sizes of inputs the file takes in other values. True leaves free what the model does not
-            fix, and logs why if that is the batch size; False fixes all; or shapes as for ``torch.export``, in which a
-            name may stand for a ``Dim``: ``{"x": {0: "batch", 2: "height"}}``. The file has these names.
-        input_names: what the file calls its inputs, in order; by default as the model calls its arguments.
-        output_names: what the file calls its outputs, in order; by default as the model calls its results.
-        opset_version: of ONNX; by default the lowest that can say what the model does.
-        model_name: what the file calls the model; by default the name of its class.
-        external_data: store large tensors in ``<path>.data``; by default only if the file would have more than 2 GB.
+        format: how to write it (see ``bitwright.exporting.FORMATS``); by default, what the backend's target reads.
+        dynamic_shapes: which input sizes stay free in the file. True leaves free what the model does not fix, and logs
+            why if it fixes the batch size; False fixes all. Or pass shapes as for ``torch.export``, where a name can
+            stand for a ``Dim``: ``{"x": {0: "batch", 2: "height"}}``. The file has these names.
+        input_names: names of the file's inputs, in order; by default those of the model's arguments.
+        output_names: names of the file's outputs, in order; by default those of the model's results.
+        opset_version: of ONNX; by default the lowest that can express the model.
+        model_name: name of the model in the file; by default the name of its class.
+        external_data: store large tensors in ``<path>.data``; by default only if the file would exceed 2 GB.
         pack_weights: store weights of at most 4 bits in 4 bits (ONNX's INT4 and UINT4), not in bytes, for readers that
             have such kernels; onnxruntime's CPU provider computes such layers in float.
         store_half: store constants that stay float in float16 or bfloat16 where one of them holds every value exactly,
@@ -64,8 +64,8 @@ def export(
         timeout: how long a rank waits for the others, in seconds.
 
     Returns:
-        The file: a path, with a map from the model's quantizers and nodes to the tensors and operators of the file, and
-        the model's fingerprint. The file holds both, for ``verify``.
+        The file: a path, with a map from the model's quantizers and nodes to the file's tensors and operators, and the
+        model's fingerprint. The file contains both, for ``verify``.
     """
     ledger = ledger_of(model)
     writer = FORMATS.get(format or next(iter(ledger.backend.formats), "onnx"))()
@@ -91,7 +91,7 @@ def export(
 
 
 def _as_written(ledger: Ledger) -> str:
-    """Say which modules run as written: their Python is the likely cause of a refusal."""
+    """List the modules that run as written: their Python is the likely cause of a refusal."""
     shown = [f"{name or 'the model'} ({reason})" for name, reason in ledger.islands.items()]
     if not shown:
         return ""

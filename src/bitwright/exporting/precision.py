@@ -1,7 +1,7 @@
 """Precision: files compute in float32, so a model in another precision is exported and proven as its float32 twin.
 
-Scales are float32 in any case, and every half-precision weight is a float32, too: the integers are the same. What the
-twin leaves out is the rounding of half precision between operators.
+Scales are always float32, and every half-precision weight is also a float32, so the integers are the same. The twin
+only leaves out the rounding of half precision between operators.
 """
 
 import copy
@@ -22,14 +22,14 @@ _CASTS = ("half", "bfloat16", "double")
 
 
 def precision_of(model: nn.Module) -> torch.dtype:
-    """The precision of a model's quantized weights, or of its parameters in half precision, if that is not float32."""
+    """The precision of a model's quantized weights, or of its half-precision parameters, if it is not float32."""
     kinds = [site.weight().dtype for site in weight_sites(model)]
     kinds += [p.dtype for p in model.parameters() if p.dtype in _OTHERS[:2]]
     return next((kind for kind in kinds if kind in _OTHERS), torch.float32)
 
 
 def in_float32(model: nn.Module) -> nn.Module:
-    """The model itself if it is in float32, or else a copy that is, casts in its graphs included."""
+    """The model itself if it is in float32, or else a float32 copy, including casts in its graphs."""
     if precision_of(model) is torch.float32:
         return model
     twin = copy.deepcopy(model).float()
@@ -65,5 +65,5 @@ def drop_idle_casts(model: CapturedModel) -> None:
 
 def _float32(value: Any) -> Any:  # noqa: ANN401
     if isinstance(value, float) and math.isfinite(value):
-        return max(-_LARGEST, min(value, _LARGEST))  # the least double hides what a mask hides
+        return max(-_LARGEST, min(value, _LARGEST))  # a mask may hold the lowest double, which must stay finite
     return torch.float32 if isinstance(value, torch.dtype) and value in _OTHERS else value

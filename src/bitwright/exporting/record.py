@@ -1,4 +1,4 @@
-"""The record of an export: which tensor of the file is which of the model, and of which model it is.
+"""The record of an export: which tensor of the file is which of the model, and which model it came from.
 
 It is made while the file is written, returned by ``export`` and stored in the file; ``verify`` reads it.
 """
@@ -15,7 +15,7 @@ from bitwright.exporting.fingerprint import Fingerprint
 
 SCHEMA = 1
 
-# Why a file has no tensor for a quantizer; with the first two it needs none.
+# Why a file has no tensor for a quantizer; for the first two reasons it needs none.
 CONSTANT = "its tensor is a constant: the file stores the result"
 UNREAD = "nothing in the file reads its tensor"
 NOT_CALLED = "the model did not call it when it was exported"
@@ -23,16 +23,16 @@ NOT_CALLED = "the model did not call it when it was exported"
 
 @dataclass(frozen=True)
 class ExportedTensor:
-    """Where the file holds what one call of a quantizer gives.
+    """Where the file holds the result of one call of a quantizer.
 
     Attributes:
         quantizer: the qualified name of the quantizer in the model.
         call: which of its calls in one run of the model, from 0.
-        name: what users call the tensor.
+        name: the user's name for the tensor.
         kind: ``activation`` if it is computed, ``weight`` if it is stored.
         spec: how it is quantized.
-        tensor: the file's tensor of its integers (or fp8 numbers); empty where the file has none.
-        shift: what is added to each integer in the file: 128 where int8 is written as uint8.
+        tensor: the file's tensor of its integers (or fp8 numbers); empty if the file has none.
+        shift: added to each integer in the file: 128 if int8 is written as uint8.
         reason: why the file has no such tensor.
     """
 
@@ -53,12 +53,12 @@ class ExportedTensor:
 
 @dataclass(frozen=True)
 class ExportedOperator:
-    """What an operator of the file came from.
+    """The origin of an operator of the file.
 
     Attributes:
         node: its name in the file.
         name: the user's module, or the node of the model's graph.
-        operator: what Bitwright calls the operator; empty where it does not know it.
+        operator: Bitwright's name for the operator; empty if unknown.
     """
 
     node: str
@@ -68,17 +68,17 @@ class ExportedOperator:
 
 @dataclass(frozen=True)
 class ExportRecord:
-    """What a file says of itself.
+    """What a file says about itself.
 
     Attributes:
         format: the name of its format.
         model: the class of the model.
         quantized: False for the float model, written for comparison.
         fingerprint: of the model that was exported.
-        inputs: the arguments of the model that the file's inputs are, in order.
+        inputs: the model's arguments for the file's inputs, in order.
         tensors: the quantized tensors.
         operators: the operators.
-        external: whether its large tensors are in a file beside it.
+        external: whether its large tensors are in a second file.
         schema: the version of this record.
     """
 
@@ -113,7 +113,7 @@ class ExportRecord:
 
 
 def _read(cls: type[Any], data: Mapping[str, Any]) -> Any:  # noqa: ANN401
-    """A dataclass from plain data, whose values must have the types of its plain fields."""
+    """Build a dataclass from plain data, whose values must have the types of its plain fields."""
     kinds = {"str": str, "int": int, "bool": bool}
     made = cls(**data)
     for field in fields(cls):
@@ -124,20 +124,20 @@ def _read(cls: type[Any], data: Mapping[str, Any]) -> Any:  # noqa: ANN401
 
 
 def data_path(path: Path) -> Path:
-    """The file beside an exported one that holds its large tensors, if they are not in it."""
+    """The second file with the large tensors of an exported one, if it has one."""
     return path.with_name(f"{path.name}.data")
 
 
 @dataclass(frozen=True)
 class ExportedFile(os.PathLike[str]):
-    """A file that was exported: a path, and the record that the file holds too.
+    """An exported file: a path, and the record that the file also contains.
 
-    It serves wherever a path does: ``open(file)``, ``onnx.load(file)``, ``Path(file)``.
+    It works wherever a path does: ``open(file)``, ``onnx.load(file)``, ``Path(file)``.
 
     Attributes:
         path: where it is.
         record: what was written.
-        files: all that was written: it, and what the format has beside it.
+        files: everything that was written: the file, and what the format puts beside it.
     """
 
     path: Path
@@ -146,7 +146,7 @@ class ExportedFile(os.PathLike[str]):
 
     @property
     def tensors(self) -> tuple[ExportedTensor, ...]:
-        """The quantized tensors, and where the file has them."""
+        """The quantized tensors, and where they are in the file."""
         return self.record.tensors
 
     @property

@@ -1,4 +1,4 @@
-"""A deployed LSTM: one operator for each layer, which a format writes with integer weights and dynamic ranges."""
+"""A deployed LSTM: one operator per layer, which a format writes with integer weights and dynamic ranges."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -48,7 +48,7 @@ class DeployedLSTM(nn.Module):
             self.register_buffer(f"bias_{number}", _biases(layer, places) if layer.bias else None)
 
     def forward(self, input: Any, hx: Any = None) -> tuple[Any, tuple[Tensor, Tensor]]:  # noqa: ANN401
-        """Run all layers; as the prepared model does unless it is being written."""
+        """Run all layers, as the prepared model does unless it is being exported."""
         (layer,) = self._layer
         if getattr(self, self.names[0]).number is None:
             return layer(input, hx)

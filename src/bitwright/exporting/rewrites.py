@@ -1,4 +1,4 @@
-"""Rewrites of a deployed graph: what a runtime needs to see, and what it need not compute."""
+"""Rewrites of a deployed graph: add what a runtime needs to see, and remove what it need not compute."""
 
 from torch import fx, nn
 
@@ -12,7 +12,7 @@ Modules = dict[str, nn.Module]
 
 
 def drop_redundant_activations(model: CapturedModel, modules: Modules) -> None:
-    """Remove ReLU and clamps whose effect the quantizer after them has anyway: it saturates at the same values."""
+    """Remove ReLU and clamps before a quantizer that saturates at the same values anyway."""
     for node in list(model.graph.nodes):
         operator = operator_of(node, modules)
         limits = None if operator is None else operator.limits_of(node, _module(node, modules))
@@ -36,9 +36,9 @@ def _saturates(quantizer: TensorQuantizer, limits: tuple[float | None, float | N
 
 
 def requantize_carried(model: CapturedModel, modules: Modules) -> None:
-    """Repeat the quantizer after each operator that carries its scale on: runtimes look for one at every integer input.
+    """Repeat the quantizer after each operator that passes on its scale: runtimes look for one at every integer input.
 
-    The values are on the grid already: in the simulation the repetition changes nothing, so it is only made here.
+    The values are already on the grid: in the simulation the repetition changes nothing, so it is only done here.
     """
     carried: dict[fx.Node, str] = {}
     wanted = _leads_to_quantized(model, modules)
@@ -46,7 +46,7 @@ def requantize_carried(model: CapturedModel, modules: Modules) -> None:
         quantizer = _module(node, modules)
         if isinstance(quantizer, TensorQuantizer):
             method = quantizer.method
-            if method.axis is None and method.uniform:  # scales of channels may not fit the shape that comes out
+            if method.axis is None and method.uniform:  # per-channel scales may not fit the resulting shape
                 carried[node] = str(node.target)
             continue
         operator = operator_of(node, modules)

@@ -1,4 +1,4 @@
-"""Free sizes of inputs: those that the model takes in other values, or those that the user names."""
+"""Free sizes of inputs: those that the model accepts in other values, or those that the user names."""
 
 import logging
 import re
@@ -16,7 +16,7 @@ from bitwright.graph.inputs import bind_inputs, flat_inputs
 _log = logging.getLogger("bitwright.exporting")
 BATCH = "batch"
 Size = int | str
-Names = dict[tuple[str, int], str]  # what users call the size of an argument along an axis
+Names = dict[tuple[str, int], str]  # the user's name for the size of an argument along an axis
 
 
 FixedSizes = Callable[[], AbstractContextManager[list[Any]]]
@@ -27,14 +27,14 @@ def _nothing() -> AbstractContextManager[list[Any]]:
 
 
 class Sizes:
-    """The sizes of a model's inputs, of at least two samples: the exporter takes a size of one for a constant.
+    """The sizes of a model's inputs, with at least two samples: the exporter treats a size of one as constant.
 
-    What is equal is one size, wherever inputs have it; the batch size is one of its own.
+    Equal sizes count as one, in whatever inputs; the batch size is separate.
 
     Args:
         twin: the deployed model.
         inputs: to export with.
-        fixed: while the model runs, lists what a file must know as numbers, with the reasons.
+        fixed: lists, as the model runs, what a file must know as numbers, with the reasons.
     """
 
     def __init__(self, twin: nn.Module, inputs: Inputs, fixed: FixedSizes = _nothing) -> None:
@@ -48,12 +48,12 @@ class Sizes:
         self.batch = next((t.shape[0] for t in self.tensors if t.ndim), 0)
 
     def free(self) -> list[Size]:
-        """The sizes that the model takes doubled, or halved; the batch size first."""
+        """The sizes that the model accepts doubled or halved; the batch size first."""
         sizes = {self._size(axis, n) for t in self.tensors for axis, n in enumerate(t.shape) if n > 1}
         return [s for s in sorted(sizes, key=str, reverse=True) if self._takes(s, 2) or self._takes(s, 0.5)]
 
     def shapes(self, free: list[Size]) -> Any:  # noqa: ANN401
-        """Shapes as the exporter takes them; it fixes those that it cannot leave free."""
+        """Shapes as the exporter expects them; it fixes those that it cannot leave free."""
 
         def shape(x: Tensor) -> dict[int, Any]:
             return {axis: torch.export.Dim.AUTO for axis, n in enumerate(x.shape) if self._size(axis, n) in free}
@@ -64,7 +64,7 @@ class Sizes:
         return BATCH if axis == 0 and size == self.batch else size
 
     def _takes(self, size: Size, factor: float) -> bool:
-        """Whether the model takes a size otherwise; a size of one is no proof, as it fits any other."""
+        """Whether the model accepts another value for a size; a size of one proves nothing, because it broadcasts."""
         if int((self.batch if size == BATCH else int(size)) * factor) < 2:
             return False
 
@@ -77,7 +77,7 @@ class Sizes:
             if self.needed is None:
                 self.needed = self._run(lambda x: x)
             needed = self._run(resize)
-        except Exception:  # whatever the model or its guards say: it takes no other
+        except Exception:  # whatever the model or its guards say, it accepts no other
             return False
         changed = next((now for now, then in zip(needed, self.needed, strict=False) if now != then), None)
         if changed is not None:
@@ -95,9 +95,9 @@ class WishedSizes:
     """Sizes that the user wants free, as in ``torch.export``; a name may stand for a ``Dim``.
 
     Attributes:
-        shapes: as the exporter takes them.
-        inputs: to export with, doubled along free sizes of one, which the exporter would take for a constant.
-        names: what the user calls the sizes.
+        shapes: as the exporter expects them.
+        inputs: to export with, doubled along free sizes of one, which the exporter would treat as constant.
+        names: the user's names for the sizes.
     """
 
     def __init__(self, twin: nn.Module, inputs: Inputs, wished: Any) -> None:  # noqa: ANN401
@@ -152,7 +152,7 @@ def _by_argument(wished: Any, arguments: list[str]) -> dict[str, Any]:  # noqa: 
 
 
 def _axes(value: Tensor, shape: Any, place: str) -> Iterator[tuple[int, Any]]:  # noqa: ANN401
-    """The axes of a tensor with a wished size."""
+    """The axes of a tensor with a size that the user set."""
     if not isinstance(shape, Mapping | tuple | list | None):
         raise ConfigError(f"dynamic_shapes has {shape!r} for {place!r}: give {{axis: size}} or a list of sizes")
     listed = shape.items() if isinstance(shape, Mapping) else enumerate(shape or ())
@@ -189,7 +189,7 @@ def _map(value: Any, function: Callable[[Tensor], Any], other: Callable[[Any], A
 
 
 def name_sizes(model: Any, arguments: list[str], wished: Names) -> set[str]:  # noqa: ANN401
-    """Name the free sizes as the user does, or after the inputs that have them first; return the names."""
+    """Name the free sizes as the user does, or after the first inputs that have them; return the names."""
     names: dict[str, str] = {}
     given = zip(arguments, model.graph.inputs, strict=False)
     free = [(argument, *found) for argument, value in given for found in _free_sizes(value) if found[1].isidentifier()]

@@ -1,4 +1,4 @@
-"""Tables of values: where the levels of a method begin, for levels that are not evenly spaced."""
+"""Tables of values: where each level of a method begins, for unevenly spaced levels."""
 
 from typing import Any
 
@@ -13,8 +13,8 @@ _LARGEST = 0x7F7FFFFF  # the bits of the largest finite float32
 def table(quantizer: TensorQuantizer) -> tuple[Tensor, Tensor]:
     """The bounds of a quantizer and its levels, for each channel if it has scales of channels.
 
-    A bound is the lowest float32 that has a level, or a higher one. It is searched among the bits of numbers with the
-    method's own kernel, so that a comparison tells what the kernel would have rounded to.
+    A bound is the lowest float32 that has a given level, or a higher one. It is found by searching bit patterns with
+    the method's own kernel, so that a comparison tells what the kernel would have rounded to.
     """
     with torch.no_grad():
         count = len(quantizer.method.levels())
@@ -33,7 +33,7 @@ def table(quantizer: TensorQuantizer) -> tuple[Tensor, Tensor]:
 
 
 def _number(order: Tensor) -> Tensor:
-    """The float32 that is so many places above zero among all float32, or below."""
+    """The float32 that is this many steps above (or below) zero among all float32 numbers."""
     magnitude = order.abs().to(torch.int32).view(torch.float32)
     return torch.where(order < 0, -magnitude, magnitude)
 

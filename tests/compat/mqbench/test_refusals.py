@@ -76,7 +76,7 @@ BAD = [
     ),
     (
         config(extra_fuse_dict={"additional_fuser_method_mapping": {F.relu: fuse_scale}}),
-        r"a key is a tuple of module cl",
+        r"a key must be a tuple of module cl",
     ),
     (
         config(extra_fuse_dict={"additional_fuser_method_mapping": {nn.Conv2d: 3}}),

@@ -34,9 +34,12 @@ from tests.compat.sparsebit.nets import YAML
         ),
         ({"SCHEDULE": {"FUSE_BN": 1}}, r"SCHEDULE.FUSE_BN must be True or False, not 1"),
         ({"A": {"QADD": {"ENABLE": True}}}, r"A.QADD has no key 'ENABLE': did you mean 'ENABLE_QUANT'"),
-        ({"W": {"SPECIFIC": {"first": []}}}, r"W.SPECIFIC is a list of mappings"),
+        ({"W": {"SPECIFIC": {"first": []}}}, r"W.SPECIFIC must be a list of mappings"),
         ({"W": {"SPECIFIC": ["first"]}}, r"W.SPECIFIC must hold mappings from names to lists of settings, not 'first'"),
-        ({"W": {"SPECIFIC": [{"first": ["QUANTIZER.BIT"]}]}}, r"W.SPECIFIC\['first'\] is a list of keys and values"),
+        (
+            {"W": {"SPECIFIC": [{"first": ["QUANTIZER.BIT"]}]}},
+            r"W.SPECIFIC\['first'\] must be a list of keys and values",
+        ),
         (
             {"W": {"SPECIFIC": [{"first": ["QUANTIZER.BITS", 4]}]}},
             r"W.SPECIFIC\['first'\] has no key 'BITS': did you mean 'BIT'",

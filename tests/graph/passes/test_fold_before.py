@@ -61,7 +61,7 @@ def test_what_stands_before_a_layer(body, layer, x, count):
             "more than once",
         ),
         (lambda self, x: (lambda y: self.a(y) + y.sum())(self.bn(x)), lambda: nn.Conv2d(6, 4, 1), "it has 2 users"),
-        (lambda self, x: self.a(self.bn(x)), lambda: nn.Linear(5, 4), "another axis"),
+        (lambda self, x: self.a(self.bn(x)), lambda: nn.Linear(5, 4), "an axis other"),
         (lambda self, x: self.a(1.0 / (x * x + 1.0)), lambda: nn.Conv2d(6, 4, 1), "divides by the layer's input"),
     ],
 )

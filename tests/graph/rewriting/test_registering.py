@@ -77,7 +77,7 @@ def test_a_circle_is_named():
 @pytest.mark.parametrize(
     ("name", "stage", "source", "message"),
     [
-        ("", "fuse", print, "name must be a text"),
+        ("", "fuse", print, "name must be a non-empty string"),
         ("x", "fold", print, "stage of the schedule 'x' must be 'simplify' or 'fuse', not 'fold'"),
         ("x", "fuse", 3, "must be a function or a ReplacePatternBase, not 3"),
         ("x", "fuse", nn.ReLU, "must be a function or a ReplacePatternBase, not <class"),

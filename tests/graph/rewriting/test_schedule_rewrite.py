@@ -82,7 +82,7 @@ def test_several_anchors_are_replaced_by_a_dict_whatever_the_order_of_the_nodes(
         (lambda n, g: {"a": "relu"}, "replaces 'a' with 'relu', which is not a node of the model's graph"),
         (lambda n, g: fx.Graph().placeholder("x"), "which is not a node of the model's graph"),
         (lambda n, g: 1 / 0, "failed in get_new_graph at relu_1: ZeroDivisionError: division by zero"),
-        (lambda n, g: {"a": n["b"].users and next(iter(n["b"].users))}, "read each other in a circle"),
+        (lambda n, g: {"a": n["b"].users and next(iter(n["b"].users))}, "read each other in a cycle"),
     ],
 )
 def test_what_get_new_graph_may_not_do(answer, message):
