@@ -1,7 +1,7 @@
 """BundleFormat: a float ONNX model beside files of ranges. A new one is one small file in ``exporting/formats/``.
 
-The ONNX file carries the record and the checksums of the files beside it. To prove a bundle, both are read again, and
-the Q/DQ model that they describe is made of what is written there: its numbers are those of the file of ranges.
+The ONNX file carries the record and the checksums of the files beside it. To prove a bundle, both are read back, and
+the Q/DQ model that they describe is rebuilt from them, with the numbers of the file of ranges.
 """
 
 import hashlib
@@ -29,18 +29,18 @@ if TYPE_CHECKING:
 
     from bitwright.exporting.bundles.split import Split
 
-BUNDLE = "bitwright.bundle"  # the key, in the metadata of the float model, of its places and checksums
+BUNDLE = "bitwright.bundle"  # the key of places and checksums in the float model's metadata
 Texts = dict[str, str]
 
 
 @dataclass(frozen=True)
 class Contents:
-    """What a bundle is made of.
+    """The contents of a bundle.
 
     Attributes:
         model: the float model.
-        places: where it has tensors that are quantized.
-        ranges: their numbers, by the names of tensors; empty while a bundle is read.
+        places: where its quantized tensors are.
+        ranges: their numbers, by tensor name; empty while a bundle is read.
     """
 
     model: "onnx.ModelProto"
@@ -49,7 +49,7 @@ class Contents:
 
     @cached_property
     def constants(self) -> dict[str, np.ndarray]:
-        """What the float model stores."""
+        """The constants of the float model."""
         from onnx import numpy_helper
 
         return {i.name: numpy_helper.to_array(i) for i in self.model.graph.initializer}
@@ -75,10 +75,10 @@ class BundleFormat(ExportFormat):
     """A float ONNX model beside files of ranges.
 
     Attributes:
-        sides: how the names of the files of ranges end, in place of the model's ``.onnx``.
+        sides: the suffixes of the files of ranges, instead of the model's ``.onnx``.
         holds: the kinds of tensors that they hold.
-        schema: the name of the JSON Schema of the (first) file; empty where it is not JSON.
-        limits: what the format can say, in words, for the documentation.
+        schema: the name of the JSON Schema of the (first) file; empty if it is not JSON.
+        limits: what the format can express, in words, for the documentation.
     """
 
     suffix = ".onnx"
@@ -91,11 +91,11 @@ class BundleFormat(ExportFormat):
 
     @abstractmethod
     def texts(self, contents: Contents) -> Texts:
-        """The texts of the files of ranges, by how their names end."""
+        """The texts of the files of ranges, by suffix."""
 
     @abstractmethod
     def ranges(self, texts: Texts, contents: Contents) -> list[Range]:
-        """Read the texts as the target's tools do, and give every weight and activation its range."""
+        """Read the texts as the target's tools do, and return the range of every weight and activation."""
 
     def split(self, proto: "onnx.ModelProto", record: ExportRecord) -> "Split":
         """The float model and the ranges of a Q/DQ model."""
@@ -166,7 +166,7 @@ class BundleFormat(ExportFormat):
             joined = self.join(file.proto, self.checked(texts, Contents(file.proto, places)))
         except BitwrightError:
             raise
-        except Exception as error:  # what is stored contradicts itself in a way that nobody foresaw
+        except Exception as error:  # the files contradict themselves in an unforeseen way
             first = (str(error).strip().splitlines() or [""])[0]
             raise VerifyError(
                 f"{str(file.path)!r} and the files beside it do not match ({type(error).__name__}: {first}); "
@@ -175,7 +175,7 @@ class BundleFormat(ExportFormat):
         return BundleFile(file, joined, [file.path, *beside])
 
     def checked(self, texts: Texts, contents: Contents) -> list[Range]:
-        """The ranges that the texts give, after the schema and what all bundles must have were checked."""
+        """The ranges from the texts, after checking the schema and what all bundles must have."""
         found = self.ranges(texts, contents)
         given = {r.place.tensor for r in found}
         missing = [p.tensor for p in contents.places if p.tensor not in given and p.kind != "bias"]
@@ -224,7 +224,7 @@ def _checksum(data: bytes) -> str:
 
 
 def _beside(path: Path, model: Path, checksum: str) -> str:
-    """The text of a file of ranges, which must be what was written with the model."""
+    """The text of a file of ranges, which must be the one written with the model."""
     if not path.is_file():
         raise VerifyError(f"{str(path)!r} is missing: {model.name} was written with it, and is incomplete without it")
     data = path.read_bytes()

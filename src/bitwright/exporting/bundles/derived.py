@@ -1,4 +1,4 @@
-"""Ranges of weights that a target's tools find themselves in the float model."""
+"""Weight ranges that a target's tools derive from the float model."""
 
 import numpy as np
 

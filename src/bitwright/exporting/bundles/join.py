@@ -1,4 +1,4 @@
-"""Join a float model and ranges to a Q/DQ model: what the target computes, if it reads the files as its makers say."""
+"""Join a float model and ranges into a Q/DQ model: what the target computes, if it reads the files as documented."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -65,7 +65,7 @@ class _Joining:
             self._rename(inner)
 
     def _computed(self, found: Range, source: str) -> list[onnx.NodeProto]:
-        """Quantize and dequantize a tensor; what the caller is given is what was dequantized."""
+        """Quantize and dequantize a tensor; outputs of the model become the dequantized tensor."""
         place, tensor = found.place, found.place.tensor
         result = tensor if tensor in self.outputs and tensor not in self.inputs else f"{tensor}/dequantized"
         if result == tensor:
@@ -90,14 +90,14 @@ class _Joining:
         return [*nodes, helper.make_node("DequantizeLinear", integers, [result], name=dequantize, **places)]
 
     def _give_other_name(self, tensor: str, name: str) -> None:
-        """Let the maker of an output make another tensor, so that the output can be the dequantized one."""
+        """Rename the tensor that an output's producer makes, so that the output can be the dequantized one."""
         for node in self.graph.node:
             for i, made in enumerate(node.output):
                 if made == tensor:
                     node.output[i] = name
 
     def _stored(self, found: Range) -> onnx.NodeProto:
-        """Store a constant as the integers that its range gives it."""
+        """Store a constant as integers, by its range."""
         place = found.place
         scale, point = (_along(p, found, self.values[place.tensor]) for p in (found.scale, found.zero_point))
         steps = np.rint(self.values[place.tensor].astype(np.float64) / scale.astype(np.float64)) + point

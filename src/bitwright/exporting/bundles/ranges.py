@@ -1,4 +1,4 @@
-"""What a bundle knows of a quantized tensor: where it is (a place), and its numbers (a range)."""
+"""What a bundle knows about a quantized tensor: where it is (a place), and its numbers (a range)."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -10,15 +10,15 @@ Kind = Literal["activation", "weight", "bias"]
 
 @dataclass(frozen=True)
 class Place:
-    """Where the float model has a tensor that is quantized.
+    """Where a quantized tensor is in the float model.
 
     Attributes:
         tensor: its name in the float model, and in the file of ranges.
         kind: ``activation`` if it is computed, ``weight`` or ``bias`` if it is stored.
         type: the type of its integers in the Q/DQ model, such as ``uint8``.
-        bits: how many bits of that type are used.
+        bits: the number of bits used.
         integers: the name of its integers in the Q/DQ model, as in the record.
-        axis: the axis along which its scales lie; None for one scale.
+        axis: the axis of its scales; None for one scale.
         block: how many values along the axis share a scale; None for one.
         shape: the shape of its scales.
     """

@@ -1,4 +1,4 @@
-"""Check JSON against a JSON Schema: the part of the standard that the schemas of file formats here need."""
+"""Check JSON against a JSON Schema: the part of the standard that the schemas here need."""
 
 import json
 import math
@@ -40,7 +40,7 @@ _LIMITS: dict[str, tuple[Callable[[Any, Any], bool], str]] = {
 
 @cache
 def schema_named(name: str) -> dict[str, Any]:
-    """A schema of this package."""
+    """Load a schema of this package."""
     text = resources.files("bitwright.exporting.bundles").joinpath("schemas", f"{name}.json").read_text("utf-8")
     return json.loads(text)
 

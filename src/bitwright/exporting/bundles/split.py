@@ -1,7 +1,7 @@
 """Split a Q/DQ model into a float model and the ranges of its tensors.
 
-Weights stay what the integers stand for. A tensor that is read both quantized and in float goes through an Identity,
-whose result has the range.
+Weights keep the values that their integers stand for. A tensor that is read both quantized and in float goes through an
+Identity, whose result has the range.
 """
 
 import itertools
@@ -67,7 +67,7 @@ class _Splitting:
         return self.ranges
 
     def _refuse_what_is_inside(self) -> None:
-        """Tables of values, branches and loops with quantizers of their own, and integers that something else reads."""
+        """Refuse tables of values, branches and loops with quantizers, and integers that something else reads."""
         for tensor in self.specs:
             if all(n.op_type not in _PAIR for n in (*self.readers.get(tensor, []), self.makers.get(tensor)) if n):
                 raise ExportError(
@@ -87,11 +87,11 @@ class _Splitting:
             raise ExportError(f"the integers of {node.name} are read by {others or ['the caller']}")
 
     def _take_out(self, node: onnx.NodeProto) -> None:
-        """One quantizer of a computed tensor, with what clips before it."""
+        """Remove one quantizer of a computed tensor, with the clips before it."""
         before, limits = self._clips(node)
         first = before[0] if before else node
         source = first.input[0]
-        after = self.readers.get(node.output[0], [])  # they dequantize: others were refused
+        after = self.readers.get(node.output[0], [])  # they dequantize; others were refused
         ours = set(map(id, [*before, node]))
         self.dropped |= ours | set(map(id, after))
         results = [n.output[0] for n in after]
@@ -107,7 +107,7 @@ class _Splitting:
         self._note(node, tensor, limits)
 
     def _needs_copy(self, source: str, ours: set[int], returned: list[str]) -> bool:
-        """Whether the quantized tensor needs a name besides that of the float one, which stays in use or is given."""
+        """Whether the quantized tensor needs another name than the float one, which stays in use or is an input."""
         others = [n for n in self.readers[source] if id(n) not in ours and n.op_type not in _SHAPES]
         if others or len(returned) > 1:
             return True
@@ -144,7 +144,7 @@ class _Splitting:
         return {name: int(np.rint(s[0])) for name, s in zip(names, steps, strict=True)}
 
     def _store(self, node: onnx.NodeProto) -> None:
-        """One constant that is stored as integers."""
+        """Replace one constant that is stored as integers."""
         tensor = node.output[0]
         self.dropped.add(id(node))
         self.floats[tensor] = dequantized(node, self.values)
@@ -233,7 +233,7 @@ def _is_floating(kind: np.dtype) -> bool:
 
 
 def read_in(node: onnx.NodeProto) -> Iterator[str]:
-    """What a node reads, and what is read inside of it."""
+    """What a node reads, including inside its subgraphs."""
     yield from node.input
     for inner in inner_nodes(node):
         yield from read_in(inner)

@@ -1,7 +1,7 @@
-"""Tables of values in bundles: a float model for targets whose levels are not evenly spaced, and the way back.
+"""Tables of values in bundles: a float model for targets with unevenly spaced levels, and back.
 
-A quantizer with a table stands in the model as a QuantizeLinear and a DequantizeLinear whose scale is the largest
-level, so that ``split`` and ``join`` know where it is; a weight with a table is its values.
+A quantizer with a table is represented by a QuantizeLinear and a DequantizeLinear whose scale is the largest level, so
+that ``split`` and ``join`` can find it; a weight with a table is represented by its values.
 """
 
 from collections.abc import Callable, Iterator
@@ -46,7 +46,7 @@ def join_tables(model: onnx.ModelProto, ranges: list[Range], quantizer: Quantize
 
 
 class _Plain:
-    """The work of putting pairs of quantizers, and plain weights, in the place of tables."""
+    """Replaces tables by pairs of quantizers, and by plain weights."""
 
     def __init__(self, graph: onnx.GraphProto, record: ExportRecord, levels: np.ndarray) -> None:
         self.graph, self.levels = graph, levels
@@ -64,7 +64,7 @@ class _Plain:
         return self.weights
 
     def _replaced(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
-        """A Gather of levels as a pair of quantizers, or as nothing; everything else as it is."""
+        """Replace a Gather of levels by a pair of quantizers, or by nothing; keep everything else."""
         if node.op_type == "Cast" and node.input[0] in self.names:  # of the places of a stored weight
             return []
         if node.op_type == "Mul" and (value := self._stored(node)) is not None:
@@ -91,13 +91,13 @@ class _Plain:
         return [quantize, helper.make_node("DequantizeLinear", [name, *constants], node.output, name=node.name)]
 
     def _stored(self, node: onnx.NodeProto) -> np.ndarray | None:
-        """The values of a stored weight, which is noted; None if the product is another one."""
+        """The values of a stored weight, which is noted; None for any other product."""
         gather = self.makers.get(node.input[0])
         cast = self.makers.get(gather.input[1]) if gather is not None and gather.op_type == "Gather" else None
         if gather is None or cast is None or cast.op_type != "Cast" or cast.input[0] not in self.names:
             return None
         table, scale, integers = self.values[gather.input[0]], self.values[node.input[1]], cast.input[0]
-        name = self.names[integers]  # as users call it, unless something else is called so
+        name = self.names[integers]  # the user's name, unless it is taken
         name = node.output[0] if name in self.values or name in self.renamed.values() else name
         self.renamed[node.output[0]] = name
         place = Place(name, "weight", "int8", 8, integers)
@@ -114,7 +114,7 @@ class _Plain:
 
 
 class _Tables:
-    """The work of putting tables in the place of pairs of quantizers, and of weights."""
+    """Replaces pairs of quantizers, and weights, by tables."""
 
     def __init__(self, graph: onnx.GraphProto, quantizer: Quantizer) -> None:
         self.graph, self.quantizer = graph, quantizer
@@ -131,7 +131,7 @@ class _Tables:
         self.graph.initializer.extend(numpy_helper.from_array(v, n) for n, v in self.constants.items())
 
     def _replaced(self, node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
-        """A pair of quantizers as a search among bounds and a look at levels."""
+        """Replace a pair of quantizers by a search among bounds and a look-up of levels."""
         if node.op_type == "QuantizeLinear":
             yield from self._search(node)
         elif node.op_type == "DequantizeLinear":
@@ -159,7 +159,7 @@ class _Tables:
             place = result
 
     def _weight(self, found: Range) -> Iterator[onnx.NodeProto]:
-        """A weight as places in the table of its largest level."""
+        """A weight as indices into the table of its largest level."""
         tensor, integers, largest = found.place.tensor, found.place.integers, found.scale.astype(np.float32)
         quantizer = self.quantizer(float(largest))
         self.constants[integers] = quantizer.integers(torch.tensor(self.values[tensor])).numpy().astype(np.uint8)
@@ -172,7 +172,7 @@ class _Tables:
 
 
 def _put(graph: onnx.GraphProto, nodes: list[onnx.NodeProto]) -> None:
-    """Let a graph have these nodes, some of them its own."""
+    """Set the nodes of a graph, some of which may be its own."""
     copies = [onnx.NodeProto.FromString(n.SerializeToString()) for n in nodes]
     del graph.node[:]
     graph.node.extend(copies)

@@ -22,14 +22,14 @@ class ExportOptions:
     """How to write a file.
 
     Attributes:
-        dynamic_shapes: which sizes of inputs are free: True for all that the model takes, False, or as in
+        dynamic_shapes: which input sizes are free: True for all that the model accepts, False, or as in
             ``torch.export``.
         unsigned_activations: write int8 activations as uint8, shifted by 128.
-        input_names: what the file calls its inputs; None for the names of the model's arguments.
-        output_names: what the file calls its outputs; None for the names of the model's results.
-        opset_version: of ONNX; None for the lowest that says what the model does.
-        model_name: what the file calls the model; None for the name of its class.
-        external_data: store large tensors in a file beside; None does so above the 2 GB that one file can hold.
+        input_names: names of the file's inputs; None for those of the model's arguments.
+        output_names: names of the file's outputs; None for those of the model's results.
+        opset_version: of ONNX; None for the lowest that can express the model.
+        model_name: name of the model in the file; None for the name of its class.
+        external_data: store large tensors in a second file; None does so above the 2 GB that one file can hold.
         pack_weights: store weights of at most 4 bits in 4 bits, not in bytes.
         store_half: store float constants in half precision where that is exact.
     """
@@ -74,7 +74,7 @@ def _check_names(key: str, names: Any) -> None:  # noqa: ANN401
 
 @dataclass(frozen=True)
 class FileNode:
-    """An operator of a file: its name, its type, and the tensors that it reads and makes."""
+    """An operator of a file: its name, its type, and the tensors that it reads and writes."""
 
     name: str
     type: str
@@ -88,12 +88,12 @@ class LoadedFile(ABC):
     Attributes:
         path: where it is.
         size: its size in bytes.
-        record: what Bitwright wrote of it; None if Bitwright did not write it.
+        record: Bitwright's record of it; None if Bitwright did not write it.
         inputs: the names of its inputs.
         outputs: the names of its outputs, in order.
-        format: what runtimes must execute to run it.
-        stands_in: whether it was made here of what the target's tools read: then its values count, and no runtime's
-            kernels and speed.
+        format: the format that a runtime must support to run it.
+        stands_in: whether it was rebuilt here from what the target's tools read; then only its values count, not a
+            runtime's kernels and speed.
     """
 
     path: Path
@@ -106,18 +106,18 @@ class LoadedFile(ABC):
 
     @abstractmethod
     def shipped(self) -> dict[str, bytes]:
-        """What runtimes load: the contents of its files by their names, the main one first."""
+        """What runtimes load: the contents of its files by name, the main one first."""
 
     @abstractmethod
     def watching(self, tensors: Iterable[str]) -> "LoadedFile":
-        """The same model, which also gives out the tensors named."""
+        """The same model with the named tensors as further outputs."""
 
     def beginning(self, count: int) -> "LoadedFile | None":
-        """The first operators only, which give out what is read later; None if the format cannot be cut."""
+        """Only the first operators, which output what is read later; None if the format cannot be cut."""
         return None
 
     def output_of(self, tensor: str) -> str:
-        """The name of the output that gives out a tensor which is watched."""
+        """The name of the output with a watched tensor."""
         return tensor
 
     @abstractmethod
@@ -130,7 +130,7 @@ class LoadedFile(ABC):
 
     @abstractmethod
     def multiply_adds(self, feeds: Mapping[str, np.ndarray]) -> dict[str, int | None]:
-        """How many multiplications and additions each layer and product takes on these inputs; None if not known."""
+        """The number of multiplications and additions of each layer and product on these inputs; None if unknown."""
 
     @abstractmethod
     def constant(self, tensor: str) -> np.ndarray | None:
@@ -145,11 +145,11 @@ class ExportFormat(ABC):
     """A way to write models.
 
     Attributes:
-        name: how users and backends choose it.
-        suffix: how names of its files end.
-        packages: what it needs, as ``{package: extra of Bitwright}``.
-        clean: whether it is for tools that quantize a float model themselves, so that nothing is there for a runtime's
-            sake: activations stay where quantizers imply them, and there are no guards.
+        name: its name for users and backends.
+        suffix: suffix of its files.
+        packages: packages it needs, as ``{package: extra of Bitwright}``.
+        clean: whether it is for tools that quantize a float model themselves, so that nothing is added for a runtime:
+            activations stay where quantizers imply them, and there are no guards.
     """
 
     name: ClassVar[str] = ""
@@ -170,7 +170,7 @@ class ExportFormat(ABC):
         """Read a file, or raise a VerifyError that says why not."""
 
     def restore(self, file: Any) -> LoadedFile:  # noqa: ANN401
-        """The file, after ``onnx`` has read it: for formats whose files are ONNX, too, and name this one."""
+        """The file, after ``onnx`` has read it, for formats whose files are also ONNX and name this format."""
         return file
 
     def files(self, target: Path) -> list[Path]:

@@ -2,7 +2,7 @@
 
     first value of window i = floor(i · size / windows)            end of it = ceil((i + 1) · size / windows)
 
-A window is the same range of each dimension for all the others, so that dimensions can be reduced one after the other.
+A window covers the same range of one dimension for all positions of the others, so dimensions can be reduced in turn.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,7 +28,7 @@ def adaptive_translations(op: Any) -> dict[Translation, Translation]:  # noqa: A
 
 
 def _largest(op: Any) -> Translation:  # noqa: ANN401
-    """The second result, where the largest values are, is a text: a model that reads it has no valid file."""
+    """Return a string as the second result, the positions of the maxima: a model that reads it cannot be written."""
     pool = _pool(op, lambda x, **settings: op.MaxPool(x, **settings)[0], op.ReduceMax)
     return lambda x, output_size: (pool(x, output_size), op.Constant(value_string="not written"))
 

@@ -1,4 +1,4 @@
-"""Cleaning of an exported graph: the same values, said so that runtimes do not get them wrong."""
+"""Clean an exported graph: express the same values in a way that runtimes do not get wrong."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ _LAYERS = _CONVOLUTIONS | {"MatMul", "Gemm"}
 
 
 def transpose_for_each_reader(model: Any) -> None:  # noqa: ANN401
-    """Let each product have its own transposed weight: onnxruntime computes in float where several read one."""
+    """Give each product its own transposed weight: onnxruntime computes in float where several share one."""
     for node in [n for n in model.graph if n.op_type == "Transpose"]:
         source = node.inputs[0].producer() if node.inputs[0] is not None else None
         if source is None or source.op_type != "DequantizeLinear":
@@ -24,7 +24,7 @@ def transpose_for_each_reader(model: Any) -> None:  # noqa: ANN401
 def scale_results(model: Any) -> None:  # noqa: ANN401
     """Make a positive factor before a quantizer part of its scale:  Q(x·c; s)  ->  Q(x; s/c).
 
-    Integers come out the same, but for rounding. What reads them goes on dequantizing with s.
+    The integers are the same, except for rounding. Their readers still dequantize with s.
     """
     for node in [n for n in model.graph if n.op_type in ("Mul", "Div")]:
         uses = list(node.outputs[0].uses())
@@ -46,13 +46,13 @@ def scale_results(model: Any) -> None:  # noqa: ANN401
 
 
 def _number(value: Any) -> float | None:  # noqa: ANN401
-    """What a constant with a single value holds."""
+    """The value of a constant that has only one."""
     constant = None if value is None else value.const_value
     return float(constant.numpy().reshape(-1)[0]) if constant is not None and constant.size == 1 else None
 
 
 def add_biases(model: Any) -> None:  # noqa: ANN401
-    """Add the biases of convolutions after them in a graph that computes sizes.
+    """In a graph that computes sizes, add the biases of convolutions after them.
 
     OpenVINO (2026.4) asks each convolution with a bias for its rank, and then takes sizes from there that others have,
     too, from before the bias is added; where a convolution has such a second reader, it loses the bias.
@@ -73,9 +73,9 @@ def add_biases(model: Any) -> None:  # noqa: ANN401
 
 
 def separate_weights(model: Any) -> None:  # noqa: ANN401
-    """Store one more weight for a layer that has the weight and the input of another.
+    """Store another copy of the weight for a layer that shares weight and input with another.
 
-    OpenVINO (2026.4) makes one layer of both, and applies its scale twice.
+    OpenVINO (2026.4) merges the two layers, and applies the scale twice.
     """
     seen: set[tuple[int, int]] = set()
     for node in [n for n in model.graph if n.op_type in _LAYERS]:

@@ -1,4 +1,4 @@
-"""The names of a graph's inputs and outputs, as the user wishes them."""
+"""Name a graph's inputs and outputs as the user wants."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +9,7 @@ from bitwright.errors import ConfigError
 
 
 def name_inputs(graph: Any, names: Sequence[str] | None) -> None:  # noqa: ANN401
-    """Rename the inputs of a graph, if names are given: one for each."""
+    """Rename the inputs of a graph, if names are given, one for each."""
     if names is None:
         return
     _check("input", names, graph.inputs)
@@ -18,7 +18,7 @@ def name_inputs(graph: Any, names: Sequence[str] | None) -> None:  # noqa: ANN40
 
 
 def name_outputs(graph: Any, names: Sequence[str] | None) -> Sequence[str] | None:  # noqa: ANN401
-    """Rename the outputs of a graph, if names are given: one for each, which is then a tensor of its own."""
+    """Rename the outputs of a graph, if names are given, one for each; each output then becomes a separate tensor."""
     if names is None:
         return None
     _check("output", names, graph.outputs)

@@ -1,4 +1,4 @@
-"""External data: the large tensors of an ONNX model in a file beside it, since one file holds at most 2 GB."""
+"""External data: store the large tensors of an ONNX model in a second file, since one file holds at most 2 GB."""
 
 import hashlib
 import io
@@ -6,8 +6,8 @@ from typing import IO, Any
 
 import onnx
 
-LIMIT = 2**31 - 2**24  # what protobuf can hold, and some room for the graph
-_LARGE = 1024  # bytes of a tensor that is worth moving
+LIMIT = 2**31 - 2**24  # protobuf's limit, less some room for the graph
+_LARGE = 1024  # bytes; smaller tensors are not worth moving
 _ALIGNMENT = 4096  # so that runtimes can map the file into memory
 
 
@@ -36,7 +36,7 @@ def move_out(model: onnx.ModelProto, file: IO[bytes], location: str) -> str:
 
 
 def outline(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy of a model whose large tensors are inputs, not values: all that shapes depend on."""
+    """A copy of a model whose large tensors are inputs without values, enough to infer shapes."""
     copy = onnx.ModelProto()
     _copy_fields(model, copy, "graph")
     _copy_fields(model.graph, copy.graph, "initializer")
@@ -62,7 +62,7 @@ def _copy_fields(source: Any, target: Any, without: str) -> None:  # noqa: ANN40
 
 
 def shipped(model: onnx.ModelProto) -> dict[str, bytes]:
-    """A model as the bytes of one file, or of two where one cannot hold it, by their names."""
+    """A model as the bytes of one file, or of two if one cannot hold it, by name."""
     if stored_bytes(model) <= LIMIT:
         return {"model.onnx": model.SerializeToString()}
     copy, data = onnx.ModelProto(), io.BytesIO()

@@ -16,7 +16,7 @@ from bitwright.exporting.onnx.seal import DATA, RECORD, check_data, check_seal
 from bitwright.exporting.onnx.work import multiply_adds
 from bitwright.exporting.record import ExportRecord
 
-_WIDE = "/wide"  # ends the name of a tensor that is given out in a wider type
+_WIDE = "/wide"  # suffix of a tensor that is output in a wider type
 _WIDER: dict[int, int] = {
     onnx.TensorProto.INT4: onnx.TensorProto.INT8,
     onnx.TensorProto.UINT4: onnx.TensorProto.UINT8,
@@ -27,7 +27,7 @@ _BEFORE_RELU = {"Conv", "ConvTranspose", "Gemm", "MatMul", "Add", "BatchNormaliz
 
 
 def inner_nodes(node: onnx.NodeProto) -> list[onnx.NodeProto]:
-    """The nodes of the branches or of the body that a node has."""
+    """The nodes in the branches or the body of a node."""
     return [inner for a in node.attribute if a.HasField("g") for inner in a.g.node]
 
 
@@ -36,7 +36,7 @@ class OnnxFile(LoadedFile):
 
     Attributes:
         proto: the model.
-        widened: for a tensor that numpy has no type for, the name of the output that gives it out in a wider one.
+        widened: for a tensor that numpy has no type for, the name of the output that has it in a wider type.
     """
 
     def __init__(self, path: Path, proto: onnx.ModelProto, record: ExportRecord | None, size: int = 0) -> None:
@@ -49,7 +49,7 @@ class OnnxFile(LoadedFile):
 
     @classmethod
     def read(cls, path: Path) -> "OnnxFile":
-        """Read a file; one that Bitwright wrote must be as it was written."""
+        """Read a file; one that Bitwright wrote must be unchanged."""
         if not path.is_file():
             raise VerifyError(f"there is no file {str(path)!r}; export the model first")
         try:
@@ -79,7 +79,7 @@ class OnnxFile(LoadedFile):
         return shipped(self.proto)
 
     def watching(self, tensors: Iterable[str]) -> "OnnxFile":
-        """A copy that also gives out tensors, in a wider type where numpy has no such type."""
+        """A copy that also outputs tensors, in a wider type where numpy has no such type."""
         copy = onnx.ModelProto()
         copy.CopyFrom(self.proto)
         graph = copy.graph
@@ -99,7 +99,7 @@ class OnnxFile(LoadedFile):
         return made
 
     def beginning(self, count: int) -> "OnnxFile":
-        """A copy of the first operators, which gives out what is read later."""
+        """A copy of the first operators, which outputs what is read later."""
         copy = onnx.ModelProto()
         copy.CopyFrom(self.proto)
         graph = copy.graph
@@ -130,13 +130,13 @@ class OnnxFile(LoadedFile):
         return [FileNode(n.name, n.op_type, tuple(n.input), tuple(n.output)) for n in self.proto.graph.node]
 
     def multiply_adds(self, feeds: Mapping[str, np.ndarray]) -> dict[str, int | None]:
-        """Count them by shapes that are inferred from those of the inputs."""
+        """Count them by the shapes inferred from those of the inputs."""
         return multiply_adds(self.proto, {name: value.shape for name, value in feeds.items()})
 
     def float_twin(self) -> "OnnxFile":
-        """The same network in FP32: without quantizers, weights dequantized. The yardstick for speed and size.
+        """The same network in FP32: without quantizers, weights dequantized; the baseline for speed and size.
 
-        Where a quantizer stands for the ReLU that export has dropped, the ReLU is put back.
+        Where a quantizer replaces a ReLU that export dropped, the ReLU is restored.
         """
         twin = onnx.ModelProto()
         twin.CopyFrom(self.proto)
@@ -145,7 +145,7 @@ class OnnxFile(LoadedFile):
 
 
 class _Unquantizing:
-    """The work of taking the quantizers out of a graph."""
+    """Removes the quantizers from a graph."""
 
     def __init__(self, graph: onnx.GraphProto, record: ExportRecord | None) -> None:
         self.graph = graph
@@ -181,7 +181,7 @@ class _Unquantizing:
         graph.initializer.extend(initializers)
 
     def _skip_tables(self) -> None:
-        """Take tables of values out: what looks a level up gives the value itself."""
+        """Remove tables of values: a look-up of a level returns the value itself."""
         makers = {name: node for node in self.graph.node for name in node.output}
         for node in [n for n in self.graph.node if n.op_type == "Gather" and n.input[1] in makers]:
             place = makers[node.input[1]]
@@ -234,7 +234,7 @@ def _starts_at_zero(zero_point: np.ndarray) -> bool:
 
 
 def dequantized(node: onnx.NodeProto, values: dict[str, Any]) -> np.ndarray:
-    """What a DequantizeLinear of a constant gives."""
+    """The result of a DequantizeLinear of a constant."""
     q, scale = values[node.input[0]], values[node.input[1]]
     zero = values[node.input[2]] if len(node.input) > 2 and node.input[2] else np.zeros_like(scale, dtype=np.int64)
     settings = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}

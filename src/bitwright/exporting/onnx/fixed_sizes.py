@@ -1,6 +1,6 @@
-"""The sizes that a file must know as numbers, found while a model runs: an export that fails for them takes long.
+"""Find the sizes that a file must know as numbers while the model runs, because a failing export takes long.
 
-Translations refuse these sizes where they are free: ``operators.py``, ``adaptive.py`` and ``nearest.py``.
+Translations refuse these sizes if they are free: ``operators.py``, ``adaptive.py`` and ``nearest.py``.
 """
 
 from collections.abc import Callable, Iterator, Sequence

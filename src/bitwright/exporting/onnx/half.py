@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-_SMALL = 256  # values: below, a cast takes as much of a file as it saves
+_SMALL = 256  # values; for fewer, a cast takes as much space as it saves
 _KINDS = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
-_KEPT = ("QuantizeLinear", "DequantizeLinear")  # scales, which runtimes look for beside the operator
+_KEPT = ("QuantizeLinear", "DequantizeLinear")  # scales, which runtimes expect right at the operator
 
 
 def store_half(graph: Any) -> None:  # noqa: ANN401

@@ -1,4 +1,4 @@
-"""Name nodes and tensors of an ONNX graph after the user's modules; names are for people, the record is exact."""
+"""Name nodes and tensors of an ONNX graph after the user's modules; names are for people, and the record is exact."""
 
 import ast
 import itertools
@@ -13,11 +13,11 @@ _KINDS = {"QuantizeLinear": ("/quantize", "/integers"), "DequantizeLinear": ("/d
 
 
 def name_after_model(model: Any, name: str, calls: dict[str, Origin], results: list[str]) -> list[ExportedOperator]:  # noqa: ANN401
-    """Name a graph's nodes and tensors, leave out the exporter's private metadata, and say what each node came from.
+    """Name a graph's nodes and tensors, drop the exporter's private metadata, and return what each node came from.
 
     Args:
         model: the exporter's model.
-        name: of the user's model.
+        name: name of the user's model.
         calls: what the deployed model's modules stand for.
         results: the names of the model's results, in order.
     """
@@ -73,7 +73,7 @@ def _deepest(scopes: list[str], calls: dict[str, Origin]) -> tuple[str, Origin]:
 
 
 def _unused(wish: str, used: set[str]) -> str:
-    """The name in characters that every runtime takes, with a number where it is taken."""
+    """The name in characters that every runtime accepts, with a number if it is taken."""
     plain = re.sub(r"[^\w./-]", "_", wish, flags=re.ASCII)
     free = next(n for n in (plain if i == 1 else f"{plain}/{i}" for i in itertools.count(1)) if n not in used)
     used.add(free)

@@ -1,9 +1,9 @@
-"""Nearest interpolation in ONNX: ``Resize`` by whole factors, or else the positions that torch takes.
+"""Nearest interpolation in ONNX: ``Resize`` by whole factors, or else torch's positions.
 
 Runtimes find a position as floor(i / float(new / old)) where torch has floor(i · float(old / new)). They differ where
-the result is a whole number, as for 8 of 14 → 16 (6 and 7). So the file has torch's positions: stored, or computed in
-torch's way where the old size is free. Where the new size is computed from other sizes, ``Resize`` stays: that is how
-decoders double a size, which is exact.
+the result is a whole number, as for position 8 of 14 → 16 (6 and 7). So the file uses torch's positions, stored, or
+computed torch's way if the old size is free. If the new size is computed from other sizes, ``Resize`` stays: decoders
+double sizes this way, which is exact.
 """
 
 from collections.abc import Callable, Sequence
@@ -71,7 +71,7 @@ def _nearest(op: Any, exact: bool) -> Translation:  # noqa: ANN401
 
 
 def _places(function: Translation, size: Any, wish: float, scaled: bool) -> list[int] | None:  # noqa: ANN401
-    """The positions that torch takes along a dimension of a fixed size, for a new size or a factor."""
+    """Torch's positions along a dimension of a fixed size, for a new size or a factor."""
     if not isinstance(size, int):
         return None
     positions = torch.arange(size, dtype=torch.float64).reshape(1, 1, size)
@@ -80,7 +80,7 @@ def _places(function: Translation, size: Any, wish: float, scaled: bool) -> list
 
 
 def _is_repetition(places: list[int]) -> bool:
-    """Whether each position is taken equally often, in order."""
+    """Whether each position repeats equally often, in order."""
     times = places.count(0)
     return places == [i // times for i in range(len(places))]
 

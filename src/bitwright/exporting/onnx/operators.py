@@ -1,4 +1,4 @@
-"""Operators that torch's exporter refuses or writes wrongly, or that runtimes refuse: pools, padding, attention, ….
+"""Operators that torch's exporter refuses or gets wrong, or that runtimes refuse: pools, padding, attention, ….
 
 In ``ceil_mode`` torch lets the last window reach beyond the padding, unless it would begin there. ONNX computes other
 sizes, so the file has more padding at the end instead:
@@ -6,7 +6,7 @@ sizes, so the file has more padding at the end instead:
     reach = dilation · (kernel - 1) + 1                       windows = ceil((size + 2 · padding - reach) / stride) + 1
     what is beyond the padding = (windows - 1) · stride + reach - (size + 2 · padding)
 
-Padding counts in an average if ``count_include_pad`` says so; what is beyond it never does.
+Padding counts in an average if ``count_include_pad`` says so; values beyond it never do.
 """
 
 import itertools
@@ -77,7 +77,7 @@ def _gelu(op: Any) -> Translation:  # noqa: ANN401
 
 
 def _conv(op: Any, rank: int, otherwise: Translation) -> Translation:  # noqa: ANN401
-    """Take the stride of a float kernel of size 1 after its padding: OpenVINO takes it before."""
+    """Apply the stride of a float kernel of size 1 after its padding; OpenVINO would apply it before."""
 
     def conv(
         x: Any,  # noqa: ANN401
@@ -102,7 +102,7 @@ def _conv(op: Any, rank: int, otherwise: Translation) -> Translation:  # noqa: A
 
 
 def _conv3d(x: Any, weight: Any, bias: Any = None, *settings: Any, **named: Any) -> Any:  # noqa: ANN401
-    """Leave out a bias that is not there: torch's exporter makes a matrix of zeros in its place."""
+    """Leave out a missing bias, for which torch's exporter writes a matrix of zeros."""
     if bias is not None:
         return aten_conv3d(x, weight, bias, *settings, **named)
     given = {**dict(zip(("stride", "padding", "dilation", "groups"), settings, strict=False)), **named}
@@ -110,13 +110,13 @@ def _conv3d(x: Any, weight: Any, bias: Any = None, *settings: Any, **named: Any)
 
 
 def _attention(op: Any) -> Translation:  # noqa: ANN401
-    """Give attention on tensors of two or three dimensions the four that torch's exporter takes."""
+    """Reshape attention on two- or three-dimensional tensors to the four dimensions that torch's exporter expects."""
 
     def attention(query: Any, key: Any, value: Any, *masks: Any, **named: Any) -> Any:  # noqa: ANN401
         missing = 4 - len(query.shape)
         if missing <= 0:
             return aten_scaled_dot_product_attention(query, key, value, *masks, **named)
-        axes = op.Constant(value_ints=list(range(missing)))  # a mask fits all the same: it is aligned at the end
+        axes = op.Constant(value_ints=list(range(missing)))  # a mask still fits, because it is aligned at the end
         raised = [_raised(op, x, axes, missing) for x in (query, key, value)]
         return op.Squeeze(aten_scaled_dot_product_attention(*raised, *masks, **named), axes)
 
@@ -130,7 +130,7 @@ def _raised(op: Any, x: Any, axes: Any, missing: int) -> Any:  # noqa: ANN401
 
 
 def _split(op: Any, otherwise: Translation) -> Translation:  # noqa: ANN401
-    """Write the pieces of a tensor as slices: OpenVINO knows no sequences, as torch's exporter makes them."""
+    """Write the pieces of a tensor as slices: OpenVINO does not support the sequences that torch's exporter writes."""
 
     def split(x: Any, sizes: Any, dim: int = 0) -> Any:  # noqa: ANN401
         whole = x.shape[dim]
@@ -224,14 +224,14 @@ class _Windows:
         return {"kernel_shape": self.kernel, "strides": self.stride, "pads": [*self.padding, *ends]}
 
     def pad_beyond(self, op: Any, x: Any) -> Any:  # noqa: ANN401
-        """Pad by what the last windows reach beyond the padding, with values that are never the largest."""
+        """Pad as far as the last windows reach beyond the padding, with values that are never the largest."""
         fixed = [0] * (len(x.shape) - len(self.beyond))
         pads = op.Constant(value_ints=[*fixed, *(0 for _ in self.beyond), *fixed, *self.beyond])
         lowest = op.Constant(value_float=_LOWEST)
-        return op.Pad(op.Max(x, lowest), pads, lowest)  # behind Max, OpenVINO does not take it for an integer
+        return op.Pad(op.Max(x, lowest), pads, lowest)  # behind Max, OpenVINO does not mistake it for an integer
 
     def all_to_counted(self) -> torch.Tensor:
-        """How many values each window has, in relation to those that are not beyond the padding."""
+        """The ratio of all values in each window to those not beyond the padding."""
         factor = torch.ones(())
         for size, kernel, stride, padding, beyond in zip(
             self.sizes, self.kernel, self.stride, self.padding, self.beyond, strict=True
@@ -241,7 +241,7 @@ class _Windows:
         return factor
 
     def on_batch(self, op: Any, x: Any, pool: Translation) -> Any:  # noqa: ANN401
-        """Pool with a dimension for the batch, which ONNX needs."""
+        """Pool with a batch dimension, which ONNX needs."""
         if self.batched:
             return pool(x)
         axes = op.Constant(value_ints=[0])
@@ -249,7 +249,7 @@ class _Windows:
 
 
 def _pad_around(op: Any, x: Any, pad: Sequence[int]) -> Any:  # noqa: ANN401
-    """Put a tensor's end before its beginning, and its beginning after its end; negative padding cuts off first."""
+    """Wrap a tensor: its end before its start, and its start after its end; negative padding crops first."""
 
     def cut(source: Any, axis: int, first: int, end: int) -> Any:  # noqa: ANN401
         return op.Slice(source, *(op.Constant(value_ints=[at]) for at in (first, end, axis)))

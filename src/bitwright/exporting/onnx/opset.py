@@ -1,4 +1,4 @@
-"""The opset of a file: the lowest that can say what the model does, or a newer one that the user wants."""
+"""The opset of a file: the lowest that can express the model, or a newer one that the user wants."""
 
 from collections.abc import Iterator
 
@@ -18,7 +18,7 @@ _BYTES = (ir.DataType.UINT8, ir.DataType.INT8)
 
 
 def opset_for(twin: nn.Module, wished: int | None = None, *, pack: bool = False) -> int:
-    """The opset to write a deployed model in; with ``pack``, weights of few bits are stored in 4 bits."""
+    """The opset for a deployed model; with ``pack``, weights of few bits are stored in 4 bits."""
     if wished is None:
         return lowest_opset(twin, pack=pack)
     if not PLAIN <= wished <= NEWEST:
@@ -30,16 +30,16 @@ def opset_for(twin: nn.Module, wished: int | None = None, *, pack: bool = False)
 
 
 def lowest_opset(twin: nn.Module, *, pack: bool = False) -> int:
-    """The lowest opset that can say what a deployed model does.
+    """The lowest opset that can express a deployed model.
 
-    In opset 21 onnxruntime 1.31 breaks int8 files: it repeats quantizers around pools and reshapes with their
-    ``output_dtype`` and then turns int8 into uint8, but not there.
+    In opset 21, onnxruntime 1.31 breaks int8 files: it repeats quantizers around pools and reshapes with their
+    ``output_dtype``, and then turns int8 into uint8 everywhere but there.
     """
     return max((needed for needed, _ in _needs(twin, pack)), default=PLAIN)
 
 
 def _needs(twin: nn.Module, pack: bool) -> Iterator[tuple[int, str]]:
-    """What needs more than the plain opset, and which."""
+    """Whatever needs more than the plain opset, and which opset."""
     for name, tensor in (*twin.named_parameters(), *twin.named_buffers()):
         if tensor.dtype == torch.bfloat16:
             yield BFLOAT, f"{name} in bfloat16"
@@ -52,7 +52,7 @@ def _needs(twin: nn.Module, pack: bool) -> Iterator[tuple[int, str]]:
 
 
 def _rich_kind(part: Part) -> str | None:
-    """What of a part the plain opset does not have; None if it has all."""
+    """The feature of a part that the plain opset lacks; None if it lacks nothing."""
     if isinstance(part, IntegerTensor):
         plain = part.integers.dtype in (torch.int8, torch.uint8, torch.int32)
         return "groups" if part.group is not None else None if plain else _name(part.integers.dtype)

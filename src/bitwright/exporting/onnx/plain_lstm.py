@@ -5,11 +5,11 @@ import onnx
 from onnx.reference import ReferenceEvaluator
 
 DYNAMIC = "DynamicQuantizeLSTM"
-_WEIGHTS, _SCALES = (1, 2), (8, 10)  # where they are among its inputs
+_WEIGHTS, _SCALES = (1, 2), (8, 10)  # their positions among its inputs
 
 
 def plain_lstm(node: onnx.NodeProto, graph: onnx.GraphProto, floats: dict[str, np.ndarray]) -> onnx.NodeProto:
-    """The same LSTM in FP32; its weights are entered into ``floats``."""
+    """The same LSTM in FP32; its weights are added to ``floats``."""
     inputs = list(node.input[:8])
     for place, scales in zip(_WEIGHTS, _SCALES, strict=True):
         integers, scale = _computed(graph, [node.input[place], node.input[scales]])
@@ -22,7 +22,7 @@ def plain_lstm(node: onnx.NodeProto, graph: onnx.GraphProto, floats: dict[str, n
 
 
 def _computed(graph: onnx.GraphProto, names: list[str]) -> list[np.ndarray]:
-    """Tensors that a graph computes of constants."""
+    """Compute tensors that depend only on constants."""
     nodes = _makers(graph, names)
     read = {name for node in nodes for name in node.input} | set(names)
     stored = [i for i in graph.initializer if i.name in read]

@@ -19,13 +19,14 @@ _log = logging.getLogger("bitwright.exporting")
 
 
 def export_program(twin: nn.Module, inputs: Inputs, opset: int, dynamic_shapes: Any, *, pack: bool) -> Any:  # noqa: ANN401
-    """The exporter's model, not optimized yet.
+    """Export to an ONNX model that is not optimized yet.
 
     Args:
         twin: the deployed model.
         inputs: to export with.
         opset: the version of ONNX.
-        dynamic_shapes: True leaves free what the model takes in other sizes, False nothing; or as in ``torch.export``.
+        dynamic_shapes: True leaves free all sizes that the model accepts in other values, False none; or as in
+            ``torch.export``.
         pack: store weights of few bits in 4 bits.
     """
     wished = None if isinstance(dynamic_shapes, bool) else WishedSizes(twin, inputs, dynamic_shapes)
@@ -47,7 +48,7 @@ def export_program(twin: nn.Module, inputs: Inputs, opset: int, dynamic_shapes: 
 
 
 def _with_free_sizes(twin: nn.Module, inputs: Inputs, opset: int, pack: bool, reason: str) -> tuple[Any, str]:
-    """The model with as many free sizes as the exporter takes, or None and why not even one."""
+    """The model with as many free sizes as the exporter accepts, or None and why it accepts none."""
     sizes = Sizes(twin, inputs, fixed_sizes)
     free = sizes.free()
     while free:
@@ -66,7 +67,7 @@ def _export(twin: nn.Module, inputs: Inputs, opset: int, pack: bool, shapes: Any
     with quiet_exporter(), torch.no_grad():
         program: Any = torch.onnx.export(
             twin,
-            inputs.args if inputs.kwargs else (*inputs.args, {}),  # torch takes a dict at the end for kwargs
+            inputs.args if inputs.kwargs else (*inputs.args, {}),  # torch mistakes a dict at the end for kwargs
             kwargs=inputs.kwargs,
             dynamic_shapes=shapes,
             dynamo=True,
@@ -81,7 +82,7 @@ def _export(twin: nn.Module, inputs: Inputs, opset: int, pack: bool, shapes: Any
 
 
 def _refuse_state(program: Any) -> None:  # noqa: ANN401
-    """Refuse a model whose results depend on buffers that it changes; a counter that nobody reads is fine."""
+    """Refuse a model whose results depend on buffers that it changes; a counter that nothing reads is fine."""
     changed = set(program.graph_signature.buffers_to_mutate.values())
     results = set(program.graph_signature.user_outputs)
     for node in program.graph.find_nodes(op="placeholder"):

@@ -1,4 +1,4 @@
-"""An ONNX file of integer operators (QLinearConv, QGemm, …), as onnxruntime makes it of Q/DQ, and the way back."""
+"""An ONNX file with integer operators (QLinearConv, QGemm, …), converted by onnxruntime from Q/DQ, and back."""
 
 import json
 import tempfile
@@ -15,11 +15,11 @@ from bitwright.exporting.onnx.external import shipped
 from bitwright.exporting.onnx.file import OnnxFile
 
 _EXTERNAL = "session.optimized_model_external_initializers_file_name"
-TRANSPOSED = "bitwright.transposed"  # in the metadata: weights that are stored under another name, transposed
+TRANSPOSED = "bitwright.transposed"  # in the metadata: weights stored transposed under another name
 
 
 def join_quantizers(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Let onnxruntime join operators with their quantizers, by what does not depend on the CPU (its extended level)."""
+    """Make onnxruntime fuse operators with their quantizers, independently of the CPU (its extended level)."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -51,7 +51,7 @@ def join_quantizers(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _transposed(before: onnx.ModelProto, after: onnx.ModelProto) -> dict[str, str]:
-    """The matrices of the first model that the second has under another name, transposed."""
+    """The matrices of the first model that the second has transposed under another name."""
     known = {i.name for i in before.graph.initializer}
     stored = {i.name for i in after.graph.initializer}
     new = {i.name: numpy_helper.to_array(i) for i in after.graph.initializer if i.name not in known}
@@ -66,7 +66,7 @@ def _transposed(before: onnx.ModelProto, after: onnx.ModelProto) -> dict[str, st
 
 
 class QOperatorFile(OnnxFile):
-    """A file of integer operators; its float twin and its work are those of the operators they were made of."""
+    """A file of integer operators; its float twin and its work are those of the original operators."""
 
     format = "qoperator"
 
@@ -76,7 +76,7 @@ class QOperatorFile(OnnxFile):
         return json.loads(metadata.get(TRANSPOSED, "{}"))
 
     def constant(self, tensor: str) -> np.ndarray | None:
-        """The values of an initializer, as the model has them."""
+        """The values of an initializer, in the model's layout."""
         moved = self._moved.get(tensor)
         if moved is None:
             return super().constant(tensor)
@@ -97,7 +97,7 @@ class QOperatorFile(OnnxFile):
         return OnnxFile(self.path, self.with_quantizers(), None).float_twin()
 
     def multiply_adds(self, feeds: Mapping[str, np.ndarray]) -> dict[str, int | None]:
-        """Count those of the operators that the integer ones were made of."""
+        """Count those of the original operators."""
         return OnnxFile(self.path, self.with_quantizers(), None).multiply_adds(feeds)
 
 
@@ -117,7 +117,7 @@ def split_quantizers(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 class _Parts:
-    """What one integer operator is split into."""
+    """The parts of one integer operator."""
 
     def __init__(self, node: onnx.NodeProto, values: Mapping[str, np.ndarray]) -> None:
         self.node, self.values = node, values
@@ -125,7 +125,7 @@ class _Parts:
         self.constants: list[onnx.TensorProto] = []
 
     def as_it_is(self) -> None:
-        """Keep an operator that is none of the integer ones."""
+        """Keep an operator that is not an integer one."""
         self.nodes.append(self.node)
 
     def operand(self, tensor: int, scale: int, point: int, axis: int = 0) -> str:
@@ -149,7 +149,7 @@ class _Parts:
         return [made]
 
     def compute(self, kind: str, inputs: Sequence[str], scale: int = -1, *, leave_out: Sequence[str] = ()) -> None:
-        """Add the float operator, and the quantizer whose scale and zero point begin at ``scale`` if it is there."""
+        """Add the float operator, and the quantizer whose scale and zero point start at ``scale``, if it has one."""
         node = self.node
         free = scale < 0 or len(node.input) <= scale
         made = node.output[0] if free else f"{node.name}/float"

@@ -1,7 +1,7 @@
-"""Silence the exporter in its own thread: its remarks are about itself, and what concerns the user is raised.
+"""Silence the exporter in its own thread: its messages are about itself, and what concerns the user is raised.
 
-Nothing of the process is redirected for a while and then restored, which another thread could undo in the wrong order.
-What is installed stays, and lets pass whatever threads say that do not export.
+Nothing process-wide is temporarily redirected, because another thread could restore it in the wrong order. The filters
+stay installed, and let through everything from threads that do not export.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from bitwright.modes import ForkableLock
 from bitwright.torch_internals import keep_onnx_functions, mute_failed_graphs
 
 _SPEAKERS = ("torch", "onnxscript", "onnx_ir")
-_EARLY = "torch.onnx._internal.exporter._registration"  # speaks before its module has been imported by anything else
+_EARLY = "torch.onnx._internal.exporter._registration"  # speaks before anything else imports its module
 _thread = threading.local()
 _one_at_a_time = ForkableLock()
 
@@ -30,7 +30,7 @@ class _MuteLog(logging.Filter):
 
 
 class _MuteWarnings:
-    """Shows warnings as before, but not those of a thread that exports."""
+    """Shows warnings as before, except those of a thread that exports."""
 
     def __init__(self) -> None:
         self.show = warnings.showwarning
@@ -45,7 +45,7 @@ _mute_log = _MuteLog()
 
 @contextlib.contextmanager
 def quiet_exporter() -> Iterator[None]:
-    """Let one thread at a time export, and say nothing meanwhile."""
+    """Make one thread at a time export, silently."""
     with _one_at_a_time.now:
         names = [n for n in (*logging.root.manager.loggerDict, _EARLY) if n.partition(".")[0] in _SPEAKERS]
         for name in names:

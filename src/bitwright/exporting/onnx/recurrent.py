@@ -1,8 +1,8 @@
 """LSTMs with integer weights in ONNX: onnxruntime's own operator.
 
-The file stores each weight as the model has it, (4 · hidden, inputs) with the gates i, f, g, o. What the operator
-takes, (directions, inputs, 4 · hidden) with the gates i, o, f, g, is computed of that; onnxruntime does so once, as it
-loads the file.
+The file stores each weight in the model's layout, (4 · hidden, inputs) with the gates i, f, g, o. The operator's
+layout, (directions, inputs, 4 · hidden) with the gates i, o, f, g, is computed from that; onnxruntime does so once, as
+it loads the file.
 """
 
 from collections.abc import Sequence
@@ -67,13 +67,13 @@ def recurrent_translations(op: Any) -> dict[Any, Any]:  # noqa: ANN401
 
 
 def _arranged(op: Any, stored: list[Any], order: Any) -> tuple[Any, Any, Any]:  # noqa: ANN401
-    """Integers, scales and zero points of the weights of all directions, of the nodes that dequantize them."""
+    """Integers, scales and zero points of the weights of all directions, from the nodes that dequantize them."""
     first = op.Constant(value=ir.tensor(np.array([0])))
     made: tuple[list[Any], ...] = ([], [], [])
     for node in stored:
         integers, *rest = node.inputs
         rows = op.Gather(integers, order, axis=0)
-        rows.producer().metadata_props.update(node.metadata_props)  # it takes the integers in now
+        rows.producer().metadata_props.update(node.metadata_props)  # it reads the integers now
         made[0].append(op.Unsqueeze(op.Transpose(rows, perm=[1, 0]), first))
         for values, given in zip(made[1:], rest, strict=True):
             values.append(op.Unsqueeze(op.Gather(given, order, axis=0) if _per_row(node) else given, first))

@@ -1,7 +1,7 @@
-"""The seal of an ONNX file: its last bytes hold a checksum of all before them, so that any change is found.
+"""The seal of an ONNX file: its last bytes are a checksum of everything before them, so any change is found.
 
-Protobuf messages can be joined: the file is the model, followed by a model that has nothing but one entry of metadata.
-Every reader of ONNX sees one model with one entry more.
+Protobuf messages can be concatenated: the file is the model, followed by a model with a single metadata entry. Every
+reader of ONNX sees one model with one more entry.
 """
 
 import hashlib
@@ -23,8 +23,8 @@ DATA = "bitwright.data"  # the key of the checksum of the file with large tensor
 def write_recorded(model: onnx.ModelProto, record: ExportRecord, path: Path, external: bool | None) -> ExportRecord:
     """Write a model with its record, whole or not at all.
 
-    With ``external`` its large tensors go to a file beside it, with None only if one file cannot hold it. The model
-    knows the checksum of that file, and is written last.
+    With ``external`` its large tensors go to a second file; with None, only if one file cannot hold it. The model has
+    the checksum of that file, and is written last.
     """
     too_large = stored_bytes(model) > LIMIT
     if too_large and external is False:
@@ -42,13 +42,13 @@ def write_recorded(model: onnx.ModelProto, record: ExportRecord, path: Path, ext
 
 
 def _has_data(path: Path) -> bool:
-    """Whether there is a file of Bitwright's whose large tensors are beside it, as they were written."""
+    """Whether a Bitwright file exists here with its large tensors beside it, unchanged."""
     if not (path.is_file() and data_path(path).is_file()):
         return False
     try:
         metadata = {e.key: e.value for e in onnx.load(path, load_external_data=False).metadata_props}
         check_data(path, metadata[DATA])
-    except Exception:  # whatever is there, it is not ours
+    except Exception:  # whatever it is, it is not ours
         return False
     return True
 
@@ -63,7 +63,7 @@ def write_sealed(model: onnx.ModelProto, path: Path) -> None:
 
 
 def check_data(path: Path, checksum: str) -> Path:
-    """The file beside a model that holds its large tensors, if it is the one that was written with it."""
+    """The second file with a model's large tensors, if it is the one written with it."""
     beside = data_path(path)
     if not beside.is_file():
         raise VerifyError(f"{beside.name}, which holds its large tensors, is missing")
@@ -75,7 +75,7 @@ def check_data(path: Path, checksum: str) -> Path:
 
 
 def check_seal(data: bytes) -> bool:
-    """Whether a file carries a seal; if it does and the content is not what was sealed, that is an error."""
+    """Whether a file has a seal; raises if the content no longer matches it."""
     size = len(_trailer("0" * 64))
     content, end = data[:-size], data[-size:]
     if end == _trailer(hashlib.sha256(content).hexdigest()):

@@ -1,4 +1,4 @@
-"""How the parts of a deployed model are written in ONNX: QuantizeLinear and DequantizeLinear, nothing private."""
+"""Write the parts of a deployed model in ONNX: QuantizeLinear and DequantizeLinear, nothing private."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +15,7 @@ from bitwright.exporting.onnx.recurrent import recurrent_translations
 from bitwright.exporting.parts import DeployedQuantizer, IntegerTensor, Part, TableQuantizer, TableTensor, parts_of
 from bitwright.spec import QuantSpec
 
-PART = "bitwright.part"  # in the metadata of a node, while the file is made: the number of the part that it ends
+PART = "bitwright.part"  # in a node's metadata during export: the number of the part that it ends
 KEPT = "bitwright.kept"  # in the same place: the node is not computed beforehand
 
 # The integer types that tensors are quantized to: (lowest, highest) -> type. onnxruntime 1.31 refuses convolutions of
@@ -40,7 +40,7 @@ def storage_type(qmin: int, qmax: int) -> tuple[ir.DataType, bool]:
 
 
 def packed_type(part: Part) -> ir.DataType | None:
-    """The type of 4 bits that holds a stored constant; None if none does."""
+    """The 4-bit type that holds a stored constant; None if none does."""
     site = part.site if isinstance(part, IntegerTensor) and part.packs else None
     bits = QuantSpec.parse(site.spec).bits if site is not None and not _floating(part) else 8
     return None if site is None or bits > 4 else ir.DataType.INT4 if site.signed else ir.DataType.UINT4
@@ -86,8 +86,8 @@ class _Writer:
 
     Args:
         op: the operators of a version of ONNX.
-        name: of the part, after which its constants are named.
-        part: what is written.
+        name: name of the part, used to name its constants.
+        part: the part to write.
         packed: the type to store a constant in, if not that of its integers.
     """
 
@@ -97,11 +97,11 @@ class _Writer:
 
     @property
     def kind(self) -> ir.DataType:
-        """The type of a stored constant's values; it is quantized in float32 in any case."""
+        """The type of a stored constant's values; it is always quantized in float32."""
         return _FLOATS.get(getattr(self.part, "dtype", torch.float32), ir.DataType.FLOAT)
 
     def computed(self, x: Any) -> Any:  # noqa: ANN401
-        """Write what changes a tensor."""
+        """Write a part that changes a tensor."""
         part = self.part
         if isinstance(part, TableQuantizer):
             return self._table_quantizer(x, part)
@@ -128,7 +128,7 @@ class _Writer:
     def _float_quantizer(self, x: Any, part: DeployedQuantizer) -> Any:  # noqa: ANN401
         """Round to fp8 and back, saturating.
 
-        A guard comes first: onnxruntime makes integer operators of fp8, and then refuses them.
+        A guard comes first: onnxruntime turns fp8 into integer operators, and then refuses them.
         """
         x = self.op.Max(x, self._constant("lowest", _LOWEST))
         scale, places = self._constant("scale", part.scale), _places(part)
@@ -137,10 +137,10 @@ class _Writer:
         return self._noted(self.op.DequantizeLinear(q, scale, **places))
 
     def _table_quantizer(self, x: Any, part: TableQuantizer) -> Any:  # noqa: ANN401
-        """Search the place of each value among the bounds, halving, and look its level up."""
+        """Find the position of each value among the bounds by bisection, and look up its level."""
         steps = (part.levels.shape[-1] - 1).bit_length()
         size = 1 << steps
-        missing = (1, size - part.levels.shape[-1])  # the first level has no bound; NaN is no bound of anything
+        missing = (1, size - part.levels.shape[-1])  # the first level has no bound; NaN is not a bound of anything
         bounds = self._constant("bounds", F.pad(part.bounds, missing, value=torch.nan).reshape(-1))
         levels = self._constant("levels", F.pad(part.levels, (0, missing[1])).reshape(-1))
         table = None  # where that of a channel begins
@@ -175,12 +175,12 @@ class _Writer:
         return self._noted(self.op.DequantizeLinear(q, scale, point, **_places(part)))
 
     def _noted(self, value: Any) -> Any:  # noqa: ANN401
-        """Note that the node of a value takes in the integers of the part, or gives them out (Where)."""
+        """Note that the node of a value reads the integers of the part, or returns them (Where)."""
         value.producer().metadata_props[PART] = str(self.part.number)
         return value
 
     def _constant(self, key: str, tensor: Tensor, kind: ir.DataType | None = None) -> Any:  # noqa: ANN401
-        """A constant under a name that says what it is; there once, however often the part is called."""
+        """A constant with a descriptive name, stored once however often the part is called."""
         if key in self.made:
             return self.made[key]
         array = ir.tensor((tensor.float() if tensor.dtype == torch.double else tensor).detach().cpu().contiguous())
@@ -192,7 +192,7 @@ class _Writer:
 
 
 def _kept(*values: Any) -> Any:  # noqa: ANN401
-    """Keep the nodes of values from being computed beforehand: what is stored shall stay small."""
+    """Keep the nodes of values from being constant-folded, so that what is stored stays small."""
     for value in values:
         value.producer().metadata_props[KEPT] = ""
     return values[-1]

@@ -1,7 +1,7 @@
 """Witnesses: follow the tensors of marked quantizers through the optimizer, which merges, folds and renames.
 
-Each marked tensor gets one more reader, a node of a private domain with a number of its own, which no optimization
-touches. What it reads at the end is what became of the tensor. Then the witnesses are removed.
+Each marked tensor gets another reader, a node of a private domain with a unique number, which no optimization touches.
+Its input at the end is what became of the tensor. Then the witnesses are removed.
 """
 
 from collections import Counter
@@ -21,8 +21,8 @@ from bitwright.exporting.record import CONSTANT, NOT_CALLED, UNREAD, ExportedTen
 
 _DOMAIN = "bitwright.witness"
 
-# Of the exporter's own rules those that leave layers and guards alone, and whose work does not grow with the square of
-# the graph.
+# Those of the exporter's own rules that leave layers and guards alone, and whose work does not grow with the square
+# of the graph.
 _RULES = [
     *(rules.add_0_rule, rules.sub_0_rule, rules.mul_by_1_rule, rules.div_by_1_rule),
     *(rules.dropout_zero_rule, rules.dropout_inference_rule),
@@ -38,7 +38,7 @@ _RULES = [
 
 @dataclass
 class Witness:
-    """One call of a quantizer, and what the file has for it."""
+    """One call of a quantizer, and its counterpart in the file."""
 
     site: Site
     call: int
@@ -46,7 +46,7 @@ class Witness:
     reason: str = ""
 
     def entry(self) -> ExportedTensor:
-        """What the record says of it, once all names are final."""
+        """Its entry in the record, once all names are final."""
         site = self.site
         kept = (site.quantizer, self.call, site.name, site.kind, site.spec)
         if self.value is None:
@@ -56,7 +56,7 @@ class Witness:
 
 
 def optimize(model: Any, parts: list[Part]) -> list[Witness]:  # noqa: ANN401
-    """Optimize an exported model, and tell what became of every site."""
+    """Optimize an exported model, and return what became of every site."""
     passes.InlinePass()(model)
     passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     witnesses = _add(model, parts)
@@ -75,7 +75,7 @@ def optimize(model: Any, parts: list[Part]) -> list[Witness]:  # noqa: ANN401
 
 
 def _simplify(model: Any) -> None:  # noqa: ANN401
-    """Fold constants and remove what does nothing, until nothing changes or twice."""
+    """Fold constants and remove no-ops, until nothing changes, at most twice."""
     for _ in range(2):
         changed = fold_constants_ir(model, onnx_shape_inference=True, should_fold=_may_be_folded).modified
         changed |= RewritePass(_RULES)(model).modified
@@ -106,7 +106,7 @@ def _add(model: Any, parts: list[Part]) -> list[Witness]:  # noqa: ANN401
         if site is None:
             continue
         if site.kind == "weight" and calls[site.quantizer]:
-            continue  # a layer that is called again: its weight is the same
+            continue  # a layer that is called again has the same weight
         witness = Witness(site, calls[site.quantizer])
         calls[site.quantizer] += 1
         integers = node.outputs[0] if node.op_type == "Where" else node.inputs[0]
@@ -130,7 +130,7 @@ def _settle(witness: Witness, value: Any) -> None:  # noqa: ANN401
 
 
 def _never_called(sites: list[Site], witnesses: list[Witness]) -> list[Witness]:
-    """Witnesses for the sites that the exporter never met; a quantizer in a graph must not get lost."""
+    """Witnesses for the sites that the exporter never saw; a quantizer in a graph must not get lost."""
     met = {w.site for w in witnesses}
     missing = [s for s in sites if s not in met]
     lost = [s.name for s in missing if s.placed]

@@ -12,7 +12,7 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 def multiply_adds(model: onnx.ModelProto, inputs: Mapping[str, tuple[int, ...]]) -> dict[str, int | None]:
-    """How many each layer and product takes, by the names of nodes; None where a shape is not known."""
+    """The number for each layer and product, by node name; None where a shape is unknown."""
     shapes = _shapes(model, inputs)
     return {node.name: _count(node, shapes) for node in model.graph.node if node.op_type in (*_COUNTS, *_RECURRENT)}
 
@@ -73,7 +73,7 @@ def _shapes(model: onnx.ModelProto, inputs: Mapping[str, tuple[int, ...]]) -> Sh
 
 
 def _name_lstms(graph: onnx.GraphProto) -> None:
-    """Call onnxruntime's LSTM what ONNX does, which then knows the shapes of its results."""
+    """Rename onnxruntime's LSTM to ONNX's, which can then infer the shapes of its results."""
     for node in graph.node:
         if node.op_type == DYNAMIC:
             node.op_type, node.domain = "LSTM", ""
