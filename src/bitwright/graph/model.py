@@ -15,6 +15,9 @@ from bitwright.torch_internals import HOOKS, MODULE_STATE
 
 _CONTAINER = ("__len__", "__iter__", "__getitem__", "__contains__", "__reversed__")
 
+# Names that every GraphModule has and a plain module does not.
+_OF_GRAPH_MODULE = {*dir(fx.GraphModule), *vars(fx.GraphModule({}, fx.Graph()))} - {*dir(nn.Module), *vars(nn.Module())}
+
 
 @dataclass(frozen=True)
 class _Origin:
@@ -112,6 +115,12 @@ class CapturedModel(fx.GraphModule):
         copied.__dict__.update(copy.deepcopy(self.__dict__, memo))
         copied.graph = copied.__dict__["_graph"]  # writes forward
         return copied
+
+
+def why_no_graph(root: nn.Module) -> str:
+    """Why a module cannot have a graph, whatever it computes, or nothing."""
+    taken = sorted(_OF_GRAPH_MODULE.intersection((*root._modules, *root._parameters, *root._buffers)))
+    return f"its attribute {taken[0]!r} has a name that torch.fx needs" if taken else ""
 
 
 def users_class(module: nn.Module) -> type[nn.Module]:

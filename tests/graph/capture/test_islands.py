@@ -163,3 +163,32 @@ def test_an_island_may_do_more_than_call_its_parts():
     assert isinstance(quantized.part, nn.Sequential)
     assert torch.equal(quantized(x), model(x))
     assert isinstance(quantized.part[0], QuantLinear)
+
+
+class Named(nn.Module):
+    """Calls its parts by names that torch.fx.GraphModule has."""
+
+    def __init__(self, *names: str) -> None:
+        super().__init__()
+        for name in names:
+            self.add_module(name, nn.Sequential(nn.Conv2d(3, 3, 1), nn.ReLU()))
+
+    def forward(self, x):
+        for part in self.children():
+            x = part(x)
+        return x
+
+
+@pytest.mark.parametrize("name", ["graph", "code", "meta", "recompile", "_graph", "add_submodule"])
+def test_parts_with_the_names_of_a_graph_module(name: str):
+    x = image()
+    for prefix, model in (("", Named("first", name)), ("0.", nn.Sequential(Named(name), nn.Conv2d(3, 2, 1)))):
+        model.eval()
+        quantized = bw.prepare(model, x)
+        assert torch.equal(quantized(x), model(x))
+        assert isinstance(quantized.get_submodule(f"{prefix}{name}.0"), QuantConv2d)
+        islands = {} if prefix else {"": f"its attribute '{name}' has a name that torch.fx needs"}
+        assert bw.ledger_of(quantized).islands == islands
+        quantized.load_state_dict(model.state_dict())
+        bw.calibrate(quantized, [x])
+        assert not torch.equal(quantized(x), model(x))

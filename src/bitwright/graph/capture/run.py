@@ -33,7 +33,7 @@ from bitwright.graph.capture.unwrap import fold_parametrizations, unwrap
 from bitwright.graph.differences import difference
 from bitwright.graph.facts import facts, set_facts
 from bitwright.graph.inputs import Inputs, bind_inputs, caller
-from bitwright.graph.model import CapturedModel
+from bitwright.graph.model import CapturedModel, why_no_graph
 from bitwright.graph.walks import needed_for
 from bitwright.torch_internals import compiled_original
 
@@ -221,6 +221,9 @@ class _Capturing:
 
     def _capture_module(self, module: nn.Module, path: str, inputs: Inputs) -> None:
         """Capture one module, or make it an island."""
+        if reason := why_no_graph(module):
+            self._make_island(module, path, reason, inputs)
+            return
         islands = _inside(self.known_islands, path)
         whole = _inside(self.leaves, path)
         try:
