@@ -55,10 +55,15 @@ NAMES = {
         "utils.quant_logging": "reset_logger_handler",
     },
     "mqbench": {
-        "prepare_by_platform": "prepare_by_platform BackendType",
+        "prepare_by_platform": "prepare_by_platform prepare_qat_fx_by_platform BackendType",
         "prepare_qat_fx_by_platform": "prepare_qat_fx_by_platform BackendType",
         "convert_deploy": "convert_deploy convert_merge_bn convert_onnx",
+        "convert_onnx": "convert_onnx",
         "advanced_ptq": "ptq_reconstruction",
+        "ptq_reconstruction": "ptq_reconstruction",
+        "adaround": "adaround",
+        "deploy": "remove_fakequantize_and_collect_params remove_fakequantize_and_collect_params_nnie "
+        "replace_fakequantize_and_collect_params_openvino ONNXQLinearPass ONNXQNNPass",
         "utils.state": "enable_calibration enable_calibration_woquantization enable_calibration_quantization "
         "enable_quantization disable_all enable_all",
         "utils.logger": "logger set_log_level disable_logging",
@@ -172,7 +177,11 @@ DIFFERS = {
     "pytorch_quantization.tensor_quant.QuantDescriptor": "also takes E5M2, (5, 2); bits that no format has are refused "
     "when a quantizer is made",
     "pytorch_quantization.enable_onnx_export": "torch's newer exporter writes the file; weights are stored as integers",
-    "pytorch_quantization.calib.HistogramCalibrator": "bins grow by joining, so their number stays",
+    "pytorch_quantization.calib.HistogramCalibrator": "beyond 32,768 bins, as after a tiny first batch, "
+    "pairs are joined; `torch_hist` makes no difference",
+    "pytorch_quantization.nn.Clip": "an end that learns may be a tensor of one number",
+    "pytorch_quantization.nn.functional.clip": "an end that learns and is not one number is refused at "
+    "the call, not in backward",
     "pytorch_quantization.optim.helper.group_parameters": "a parameter belongs to the first group that matches",
     "mqbench.convert_deploy.convert_deploy": "writes Q/DQ, and the float model with its ranges under the old names, in "
     "the vendors' own formats where they differ from MQBench's; for OPENVINO and ONNX_QNN Q/DQ only, for NNIE "
@@ -182,6 +191,9 @@ DIFFERS = {
     "refused",
     "mqbench.utils.profiling.profiling": "also returns the cosines; `module_list` is refused",
     "mqbench.fake_quantize.DoReFaFakeQuantize": "clips activations to [0, 1], as the paper does",
+    "mqbench.observer.ObserverBase": "your own are written as in docs/how-to/custom-observer.md",
+    "mqbench.fake_quantize.QuantizeBase": "the quantizers of a prepared model; your own methods are written as in "
+    "docs/how-to/custom-method.md",
     "mqbench.observer.ClipStdObserver": "clips to the mean ± 2.6 deviations, as documented; the old one widened",
     "mqbench.fake_quantize.TqtFakeQuantize": "learns its threshold, as the paper does",
     "sparsebit.quantization.QuantModel": "`extra_info` notes bits in the metadata of nodes: the file stays valid",

@@ -132,7 +132,7 @@ def test_errors_are_of_the_old_types():
         quantizer.init_learn_amax()
     calibrator = calib.MaxCalibrator(8, 0, False)
     calibrator.collect(torch.rand(3, 2))
-    with pytest.raises(RuntimeError, match="number of channels changed"):
+    with pytest.raises(RuntimeError, match="shape changed"):
         calibrator.collect(torch.rand(4, 2))
     with pytest.raises(ValueError, match="Negative values in amax"):
         tensor_quant.fake_tensor_quant(torch.rand(3), torch.tensor(-1.0))
@@ -140,7 +140,7 @@ def test_errors_are_of_the_old_types():
         tensor_quant.tensor_quant(torch.tensor([-1.0]), torch.tensor(1.0), 8, True)
     with pytest.raises(ValueError, match="scale is too large for FP16"):
         tensor_quant.tensor_quant(torch.rand(3).half(), torch.tensor(1e-4).half())
-    with pytest.raises(ValueError, match="must be one number"):
+    with pytest.raises(ValueError, match="must be scalar"):
         quant_nn.Clip(torch.ones(2), 1.0, learn_min=True)
     with pytest.raises(TypeError, match="has no argument 'bits'"):
         quant_nn.QuantLinear(3, 4, bits=8)

@@ -151,7 +151,7 @@ def test_clip_learns_its_ends():
     assert grads[0].tolist() == [[0, 2], [3, 0], [0, 6]]
     assert (grads[1].item(), grads[2].item()) == (1, 9)
     with pytest.raises(
-        ConfigError, match=r"an end of clip that is learned must be one number, not a tensor of shape \(2,\)"
+        ConfigError, match=r"an end of clip that is learned can only be scalar, not a tensor of shape \(2,\)"
     ):
         clip(x, torch.zeros(2, requires_grad=True), high)
 

@@ -357,7 +357,7 @@ def test_bad_arguments():
         qnn.QuantAdd(bits=3)
     with pytest.raises(TypeError, match="QuantEmbedding has no argument 'quant_desc_input'"):
         qnn.QuantEmbedding(3, 2, quant_desc_input=None)
-    with pytest.raises(ValueError, match="quant_desc_input: only fake quantization is supported"):
+    with pytest.raises(ValueError, match="Only fake quantization is supported inside a module: quant_desc_input"):
         qnn.QuantLinear(2, 2, quant_desc_input=QuantDescriptor(fake_quant=False))
     with pytest.raises(ConfigError, match=r"QuantConv2d.from_float takes a Conv2d module, not a Linear"):
         qnn.QuantConv2d.from_float(nn.Linear(2, 2))

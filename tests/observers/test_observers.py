@@ -124,7 +124,7 @@ def test_merging_into_and_from_an_empty_observer():
         empty.merge(full)
         assert all(torch.equal(a, b) for a, b in zip(empty.range(), before, strict=True))
         assert (empty.batches, empty.param_shape) == (1, (2,))
-        with pytest.raises(CalibrationError, match=r"channels changed: \(2,\) before, now \(3,\)"):
+        with pytest.raises(CalibrationError, match=r"shape changed: \(2,\) channels before, now \(3,\)"):
             empty(torch.ones(3, 2))
 
 
@@ -195,7 +195,7 @@ def test_bad_data(cls):
     with pytest.raises(CalibrationError, match="no data was seen"):
         observer.qparams()
     observer(torch.randn(2, 3))
-    with pytest.raises(CalibrationError, match=r"channels changed: \(3,\) before, now \(4,\) for .* \(2, 4\)"):
+    with pytest.raises(CalibrationError, match=r"shape changed: \(3,\) channels before, now \(4,\) for .* \(2, 4\)"):
         observer(torch.randn(2, 4))
     with pytest.raises(ConfigError, match=r"axis 1 of spec .* out of range for a tensor of shape \(3,\)"):
         observer(torch.randn(3))

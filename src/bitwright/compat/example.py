@@ -3,6 +3,7 @@
 import copy
 import inspect
 import logging
+import warnings
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any
@@ -26,15 +27,36 @@ _SIZES = {
 def find_inputs(model: nn.Module) -> Inputs | None:
     """Inputs that ``model`` computes with, or None if none were found; the model itself is not run."""
     twin: Any = copy.deepcopy(model).eval()
-    with random_numbers_kept(), torch.no_grad():
+    with random_numbers_kept(), torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         for inputs in _candidates(twin):
+            tried = copy.deepcopy(inputs)
             try:
-                twin(*copy.deepcopy(inputs.args), **copy.deepcopy(inputs.kwargs))
+                twin(*tried.args, **tried.kwargs)
             except Exception as error:
                 _log.debug("the model does not take inputs %s: %s", inputs, error)
             else:
-                return inputs
+                return Inputs(tuple(x.asked if isinstance(x, _Items) else x for x in inputs.args), inputs.kwargs)
     return None
+
+
+class _Items(dict[Any, Any]):
+    """A dict that has a tensor under whatever key is asked for; its copies tell it which those are."""
+
+    def __init__(self, value: torch.Tensor) -> None:
+        super().__init__()
+        self.value = value
+        self.asked: dict[Any, torch.Tensor] = {}
+
+    def __deepcopy__(self, memo: Any) -> "_Items":
+        made = _Items(self.value)
+        made.asked = self.asked
+        return made
+
+    def __missing__(self, key: Any) -> torch.Tensor:
+        self.asked[key] = self.value
+        self[key] = self.value.clone()
+        return self[key]
 
 
 def _candidates(model: nn.Module) -> Iterator[Inputs]:
@@ -45,9 +67,15 @@ def _candidates(model: nn.Module) -> Iterator[Inputs]:
     needed = [p for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     if len(needed) != 1:
         return
+    for kind in (lambda x: x, _Items):
+        yield from (Inputs((kind(x),)) for x in _first_tensors(model))
+
+
+def _first_tensors(model: nn.Module) -> Iterator[torch.Tensor]:
+    """What the first layers of a model read, in likely sizes."""
     like = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
     for layer in islice(_layers(model), _LAYERS):
-        yield from (Inputs((x.to(like.device),)) for x in _inputs_of(layer, like.dtype))
+        yield from (x.to(like.device) for x in _inputs_of(layer, like.dtype))
 
 
 def _layers(model: nn.Module) -> Iterator[nn.Module]:

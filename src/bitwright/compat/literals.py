@@ -98,7 +98,7 @@ class _Reader:
         return made
 
     def name(self, node: ast.Name | ast.Attribute) -> Any:
-        dotted = _dotted(node)
+        dotted = dotted_name(node)
         if dotted is None:
             raise self.refuse(node, f"{_shown(node)} is not allowed: a config is read, not run; it may have {ALLOWED}")
         if dotted in self.found:
@@ -126,10 +126,11 @@ def _items(node: ast.Dict) -> list[tuple[ast.expr | None, ast.expr]]:
     return list(zip(node.keys, node.values, strict=True))
 
 
-def _dotted(node: ast.expr) -> str | None:
+def dotted_name(node: ast.expr) -> str | None:
+    """``a.b.c`` as text; None for what is not names alone."""
     if isinstance(node, ast.Name):
         return node.id
-    before = _dotted(node.value) if isinstance(node, ast.Attribute) else None
+    before = dotted_name(node.value) if isinstance(node, ast.Attribute) else None
     return f"{before}.{node.attr}" if before is not None and isinstance(node, ast.Attribute) else None
 
 

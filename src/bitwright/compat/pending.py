@@ -194,7 +194,8 @@ def _takes(model: nn.Module, inputs: Inputs) -> bool:
 
 
 def _optimizers() -> list[torch.optim.Optimizer]:
-    """All that are alive."""
+    """All that are alive; those in cycles that nothing else reaches are not."""
+    gc.collect()
     return [found for found in gc.get_objects() if issubclass(type(found), torch.optim.Optimizer)]
 
 
@@ -204,7 +205,7 @@ def _check_optimizers(model: nn.Module, made: nn.Module) -> None:
     new = [name for name, value in made.named_parameters() if name not in old and value.requires_grad]
     own = {id(value) for value in old.values()}
     for found in _optimizers() if new else ():
-        if own.intersection(id(value) for group in found.param_groups for value in group["params"]):
+        if own.intersection(id(value) for group in getattr(found, "param_groups", ()) for value in group["params"]):
             raise ConfigError(
                 f"this {type(found).__name__} was made before the model had its quantizers, and would never train "
                 f"{new[0]}, …: make it after the model's first call, or pass example_inputs when preparing it"

@@ -55,7 +55,7 @@ class QuantInputMixin:
     def build_quantizer(cls, descriptor: QuantDescriptor, name: str) -> TensorQuantizer:
         """Build a quantizer from its descriptor, which must use fake quantization: modules compute on floats."""
         if not _descriptor(descriptor, name).fake_quant:
-            raise ValueError(f"{name}: only fake quantization is supported inside a module, not fake_quant=False")
+            raise ValueError(f"Only fake quantization is supported inside a module: {name} has fake_quant=False")
         return cls.quantizer_class(descriptor)
 
     def place_input_quantizer(self, quantizer: TensorQuantizer) -> None:
@@ -144,7 +144,7 @@ def refuse_unknown(name: str, given: Mapping[str, object], allowed: Iterable[str
     """Raise a TypeError if ``name`` is called with an argument that it does not have."""
     for argument in given:
         if argument not in allowed:
-            raise TypeError(f"{name} has no argument {argument!r}{suggest(argument, allowed)}")
+            raise TypeError(f"Unused keys: {name} has no argument {argument!r}{suggest(argument, allowed)}")
 
 
 def adopt_checked(cls: type[Any], module: nn.Module) -> Any:  # noqa: ANN401

@@ -66,8 +66,7 @@ class Observer(ABC):
         shape = self.spec.param_shape(tuple(x.shape))
         if self.param_shape is not None and shape != self.param_shape:
             raise CalibrationError(
-                f"the number of channels changed: {self.param_shape} before, now {shape} "
-                f"for a tensor of {tuple(x.shape)}"
+                f"the shape changed: {self.param_shape} channels before, now {shape} for a tensor of {tuple(x.shape)}"
             )
         self.param_shape = shape
         with torch.no_grad():

@@ -3,6 +3,7 @@
 capture → simplify → decide → swap in QModules → fuse → decide on new nodes → place quantizers → ledger
 """
 
+import copy
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -119,7 +120,8 @@ def prepare_resolved(
         if path in captured.regions:
             answers_of(captured.regions[path]).update(known)
     ledger = Ledger(backend, recipe, captured.example, islands=captured.islands, guards=captured.guards)
-    ledger.arguments = {"example_inputs": example_inputs, "concrete_args": concrete_args}
+    kept = copy.deepcopy(example_inputs)  # the model may write into the user's own at every call
+    ledger.arguments = {"example_inputs": kept, "concrete_args": concrete_args}
     _prepare_captured(captured, ledger, debug=debug)
     return captured.model.eval()
 

@@ -129,12 +129,7 @@ class HistogramCalibrator(Calibrator, MagnitudeObserver):
         skip_zeros: bool = False,
         torch_hist: bool = True,
     ) -> None:
-        if axis is not None:
-            raise NotImplementedError(
-                f"Calibrator histogram collection only supports per tensor scaling, not axis {axis}"
-            )
-        if grow_method is not None:
-            _log.warning("grow_method is deprecated and ignored: histograms grow on their own")
+        refuse_axis(axis, grow_method)
         super().__init__(num_bits, axis, unsigned, choice="mse", num_bins=num_bins, skip_zeros=skip_zeros)
 
     observe = MagnitudeObserver.observe
@@ -176,6 +171,14 @@ class HistogramCalibrator(Calibrator, MagnitudeObserver):
         counts = counts[0, folded.bins // 2 :]
         used = int(counts.nonzero()[-1]) + 1
         return counts[:used], torch.arange(used + 1, device=counts.device) * width
+
+
+def refuse_axis(axis: Axes, grow_method: str | None) -> None:
+    """Refuse a histogram for each channel, and say that ``grow_method`` does nothing."""
+    if axis is not None:
+        raise NotImplementedError(f"Calibrator histogram collection only supports per tensor scaling, not axis {axis}")
+    if grow_method is not None:
+        _log.warning("grow_method is deprecated and ignored: histograms grow on their own")
 
 
 class NoObserver(Observer):

@@ -1,7 +1,7 @@
 """TensorQuantizer: the only object in the system that quantizes a tensor."""
 
 from collections.abc import Mapping
-from typing import Any, overload
+from typing import Any, ClassVar, overload
 
 import torch
 from torch import Tensor, nn
@@ -52,6 +52,7 @@ class TensorQuantizer(AmaxViews):
 
     axes: tuple[int, ...] = ()
     fixed = False
+    calibrators: ClassVar[Mapping[str, Any]] = {"histogram": HistogramCalibrator, "max": MaxCalibrator}
 
     @overload
     def __init__(
@@ -109,7 +110,7 @@ class TensorQuantizer(AmaxViews):
         if len(desc.axes) > 1:
             self.axes, desc = desc.axes, desc.with_(axis=0)
         self.spec, self.dynamic = desc.spec, True
-        kind = {"histogram": HistogramCalibrator, "max": MaxCalibrator}[desc.calib_method]
+        kind = self.calibrators[desc.calib_method]
         self.observer = kind(desc.num_bits, desc.axis, desc.unsigned)
         self.method = AmaxFakeQuantize(self.spec, learn=desc.learn_amax, real=not desc.fake_quant)
         self.observer_name, self.method_name = kind.__name__, "AmaxFakeQuantize"

@@ -189,7 +189,7 @@ def _amax(given: Any) -> np.ndarray:  # noqa: ANN401
     try:
         array = np.array(given.tolist() if isinstance(given, torch.Tensor) else given, dtype=np.float32)
     except (TypeError, ValueError):
-        raise TypeError(f"amax must be a number, a list or an array, not {given!r}") from None
+        raise TypeError(f"amax must be float, list or ndarray, not {given!r}") from None
     if not array.size or not np.isfinite(array).all():
         raise ConfigError(f"amax must be finite and not empty, not {given!r}")
     if (array < 0).any():

@@ -2,6 +2,8 @@
 
 import copy
 
+import numpy as np
+import onnxruntime
 import pytest
 import torch
 from torch import nn
@@ -16,6 +18,7 @@ from bitwright.compat.mqbench import (
     enable_quantization,
     prepare_by_platform,
 )
+from bitwright.compat.mqbench.convert_deploy import convert_deploy
 from bitwright.errors import CalibrationError, ConfigError, UnknownNameError
 from bitwright.preparation import ledger_of
 from bitwright.quantizer import Mode, quantizers
@@ -250,6 +253,86 @@ def test_an_optimizer_of_parts_is_refused_where_it_would_miss_scales(part):
     optimizer = torch.optim.Adam(waiting.parameters(), lr=0.1)
     held = {id(value) for value in optimizer.param_groups[0]["params"]}
     assert held == {id(value) for name, value in waiting.named_parameters()}
+
+
+class Broken(torch.optim.SGD):
+    """Fails before torch has made its groups."""
+
+    def __init__(self, params):
+        raise ValueError("no")
+
+
+def test_only_optimizers_that_can_train_count():
+    a = torch.randn(4, 3)
+    waiting, other = (prepare_by_platform(Pair(), "Tensorrt") for _ in range(2))
+    elsewhere = torch.optim.SGD(other.fc.parameters(), lr=0.1)  # of another model, even of another copy
+    try:
+        Broken(waiting.fc.parameters())
+    except ValueError as error:
+        failed = error  # its traceback keeps what was made
+    gone = torch.optim.SGD(waiting.fc.parameters(), lr=0.1)
+    gone.myself = gone  # a cycle, as a scheduler's wrapper is
+    scheduler = torch.optim.lr_scheduler.StepLR(gone, 2)
+    del gone, scheduler
+    assert waiting(a, a).shape == a.shape
+    assert failed.args == ("no",)
+    with pytest.raises(ConfigError, match=r"this SGD was made before"):
+        other(a, a)
+    grouped = torch.optim.Adam([{"params": []}, {"params": [other.fc.bias], "lr": 1.0}])
+    elsewhere.param_groups.clear()
+    with pytest.raises(ConfigError, match=r"this Adam was made before"):
+        other(a, a)
+    del grouped
+    assert other(a, a).shape == a.shape
+
+
+class OfDict(nn.Module):
+    """Reads a dict, and puts what it finds there, too."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 2, 3)
+
+    def forward(self, batch):
+        batch.update({"features": {"deep": self.conv(batch["image"])}})
+        batch["out"] = self.head(batch["features"]["deep"])
+        return batch
+
+
+def test_inputs_are_found_for_models_of_a_dict(tmp_path):
+    model, image = OfDict(), torch.randn(2, 3, 9, 9)
+    made = prepare_by_platform(model.train(), "SNPE")
+    assert "batch['image']" in made.code
+    optimizer = torch.optim.SGD(made.parameters(), lr=0.1)
+    enable_calibration(made)
+    made({"image": image})
+    enable_quantization(made)
+    made({"image": image})["out"].sum().backward()
+    optimizer.step()
+    made.eval()
+    convert_deploy(made, "SNPE", dummy_input={"image": image}, output_path=tmp_path, model_name="net")
+    session = onnxruntime.InferenceSession(tmp_path / "net.onnx")
+    found = session.run(None, {session.get_inputs()[0].name: image.numpy()})
+    expected = made({"image": image})["out"].detach().numpy()
+    step = float(quantizers(made)["bitwright.quantizers.head"].scale)
+    close = [np.abs(out - expected).max() <= step * 1.001 for out in found if out.shape == expected.shape]
+    assert any(close)
+
+
+def test_the_last_dict_of_a_dummy_input_is_of_keywords(tmp_path):
+    a, b = torch.randn(4, 3), torch.randn(4, 3)
+    made = calibrated_on(prepare_by_platform(Pair(), "Tensorrt", example_inputs=(a, b)), a, b)
+    for given in ((a, {"b": b}), {"a": a, "b": b}, (a, b)):
+        path = convert_deploy(made, "Tensorrt", dummy_input=given, output_path=tmp_path)
+        names = {i.name for i in onnxruntime.InferenceSession(path).get_inputs()}
+        assert names == {"a", "b"}
+
+
+def calibrated_on(model, *inputs):
+    enable_calibration(model)
+    model(*inputs)
+    enable_quantization(model)
+    return model
 
 
 @pytest.mark.parametrize(

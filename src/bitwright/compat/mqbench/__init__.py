@@ -1,6 +1,8 @@
 """MQBench's names: ``prepare_by_platform``, ``BackendType`` and the switches, on Bitwright's core."""
 
+from bitwright.compat.mqbench.advanced_ptq import ptq_reconstruction
 from bitwright.compat.mqbench.backend_type import BackendType
+from bitwright.compat.mqbench.convert_deploy import convert_onnx
 from bitwright.compat.mqbench.fuser_method_mappings import ConvBNReLUFusion, fuse_linear_bn
 from bitwright.compat.mqbench.gone import GONE
 from bitwright.compat.mqbench.prepare_by_platform import prepare_by_platform
@@ -15,4 +17,4 @@ from bitwright.compat.mqbench.utils.state import (
 )
 from bitwright.compat.old_paths import add_paths
 
-add_paths(__name__, {}, refused=GONE)
+add_paths(__name__, {"convert_onnx": "convert_onnx", "ptq_reconstruction": "ptq_reconstruction"}, refused=GONE)

@@ -1,5 +1,6 @@
 """``convert_deploy``: write a prepared and calibrated model for its target."""
 
+import inspect
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -75,17 +76,25 @@ def convert_deploy(
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{model_name}.onnx"
     names = extra_kwargs.get("input_names") or (list(input_shape_dict) if input_shape_dict else None)
-    inputs = ledger_of(model).example if dummy_input is None else Inputs.of(dummy_input)
+    inputs = None if dummy_input is None else _call(model, dummy_input)
     options = {
         "input_names": names,
         "output_names": extra_kwargs.get("output_names"),
-        "dynamic_shapes": shapes_of(model, inputs, extra_kwargs.get("dynamic_axes"), names),
+        "dynamic_shapes": shapes_of(model, inputs or ledger_of(model).example, extra_kwargs.get("dynamic_axes"), names),
     }
-    export(model, path, dummy_input, format="onnx", **options)
+    export(model, path, inputs, format="onnx", **options)
     logger.info("%s is written", path)
     if target.value in _BUNDLES:
-        _write_bundle(model, folder / model_name, dummy_input, options, *_BUNDLES[target.value])
+        _write_bundle(model, folder / model_name, inputs, options, *_BUNDLES[target.value])
     return path
+
+
+def _call(model: nn.Module, given: Any) -> Inputs:
+    """``dummy_input`` as ``torch.onnx.export`` took it: a dict at the end is of keywords if forward has them."""
+    *args, last = given if isinstance(given, tuple) else (given,)
+    if isinstance(last, dict) and last.keys() <= inspect.signature(model.forward).parameters.keys():
+        return Inputs(tuple(args), last)
+    return Inputs((*args, last))
 
 
 def _write_bundle(

@@ -7,13 +7,24 @@ _BITS = dict.fromkeys(
     ("mixprecision_profiling", "ILP_bit_selection", "mp_model_size", "hessian_per_layer", "prepare_module"),
     "bw.sensitivity says what bits cost each layer, bw.search_bits chooses bits under a budget",
 )
+_FORMAT = (
+    "write a format and register it (bitwright.exporting.formats.base.register_format); convert_deploy writes files"
+)
 GONE = {
+    "adaround": {"adaround": "advanced_ptq.ptq_reconstruction does it, with pattern: layer in its config"},
     "custom_quantizer": dict.fromkeys(
         (
             *("AcademicQuantizer", "AcademicNLPQuantizer", "ModelQuantizer", "ONNXQNNQuantizer", "OPENVINOQuantizer"),
             *("TRTModelQuantizer", "TengineU8Quantizer", "TensorrtNLPQuantizer", "TotalINTQuantizer", "VitisQuantizer"),
         ),
         _BACKEND,
+    ),
+    "deploy": dict.fromkeys(
+        (
+            *("remove_fakequantize_and_collect_params", "remove_fakequantize_and_collect_params_nnie"),
+            *("replace_fakequantize_and_collect_params_openvino", "ONNXQLinearPass", "ONNXQNNPass"),
+        ),
+        _FORMAT,
     ),
     "mix_precision": _BITS,
     "mix_precision.mix_precision": _BITS,
@@ -22,7 +33,7 @@ GONE = {
     ),
     "utils.registry": {
         "register_model_quantizer": "write a backend and register_backend() it (docs/how-to/custom-backend.md)",
-        "register_deploy_function": "write a format and register it (bitwright.exporting.formats.base.register_format)",
+        "register_deploy_function": _FORMAT,
         "register_convert_function": "BatchNorms are folded automatically; for other modules write a schedule",
         "register_weight_equalization_function": "one scale per output channel makes it unnecessary",
         "BACKEND_DEPLOY_FUNCTION": "see bitwright.exporting.FORMATS",

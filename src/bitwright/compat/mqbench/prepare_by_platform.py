@@ -75,6 +75,9 @@ def prepare_by_platform(
     return postpone(model, finish) if example_inputs is None else finish(model, Inputs.of(example_inputs))
 
 
+prepare_qat_fx_by_platform = prepare_by_platform  # what it was called at first
+
+
 def _opaque(model: nn.Module, tracer: Any) -> list[str]:
     """Names of the modules that a user's tracer does not look into."""
     if tracer is None:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from bitwright.errors import CalibrationError
 from bitwright.graph import Inputs
 from bitwright.quantizer import quantizers
 
@@ -46,6 +47,7 @@ def enable_onnx_export() -> Iterator[None]:
         if any(p.dtype == torch.bfloat16 for p in model.parameters()):
             _log.warning("the file computes in float32: onnxruntime has no bfloat16 on CPUs")
             model, args = copy.deepcopy(model).float(), inputs_in(Inputs((args,))).args[0]
+        _refuse_unknown_ranges(model)
         twin = deploy(model).model
         opset = max(kwargs.get("opset_version") or 0, lowest_opset(twin))
         table = {**translations(opset, twin), **(kwargs.get("custom_translation_table") or {})}
@@ -63,6 +65,17 @@ def enable_onnx_export() -> Iterator[None]:
         yield
     finally:
         torch.onnx.export = original
+
+
+def _refuse_unknown_ranges(model: nn.Module) -> None:
+    """A file has fixed ranges: refuse quantizers that find theirs in each tensor."""
+    lost = [name for name, q in quantizers(model).items() if q.quantizes and not q.calibrated]
+    if lost:
+        shown = f"{', '.join(lost[:3])}{', …' if len(lost) > 3 else ''}"
+        raise CalibrationError(
+            f"{shown} have no range that a file could hold: calibrate (enable_calib, run the model, load_calib_amax), "
+            "set amax, or disable() them"
+        )
 
 
 def _save(program: Any, file: Any, external_data: bool) -> None:

@@ -143,12 +143,7 @@ class ValueTracer(fx.Tracer):
         if isinstance(value, torch.Tensor) and value.is_nested:
             raise self.refuse("a nested tensor cannot be recorded")
         node = self.create_node(kind, target, self.create_arg(args), self.create_arg(kwargs), _name_for(target))
-        memory = self._memory[node] = _memory(value)
-        if value is None:  # what fills a container shares memory with it
-            memory = memory.union(*(_memory(self._containers.get(n)) for n in node.all_input_nodes))
-        elif not isinstance(value, torch.Tensor | tuple):
-            self._containers[node] = value
-        shares = tuple(n for n in node.all_input_nodes if memory & self._memory_of(n))
+        shares = self._sharing(node, value)
         set_value(node, value, scope=self._scope[-1], grad=torch.is_grad_enabled(), shares=shares)
         proxy = ValueProxy(node, self, value)
         if value is None:
@@ -211,6 +206,15 @@ class ValueTracer(fx.Tracer):
         set_facts(node, tensor=tensor_info(value))
         self._memory[node] = _memory(value)
         return node
+
+    def _sharing(self, node: fx.Node, value: Any) -> tuple[fx.Node, ...]:
+        """The inputs of a node that share memory with its value."""
+        memory = self._memory[node] = _memory(value)
+        if value is None:  # what fills a container shares memory with it
+            memory = memory.union(*(_memory(self._containers.get(n)) for n in node.all_input_nodes))
+        elif not isinstance(value, torch.Tensor | tuple):
+            self._containers[node] = value
+        return tuple(n for n in node.all_input_nodes if memory & self._memory_of(n))
 
     def _memory_of(self, node: fx.Node) -> frozenset[int]:
         """Where the tensors of a node's value lie; those of a container as it is now."""

@@ -13,7 +13,7 @@ def clip(x: Tensor, clip_value_min: Tensor | float, clip_value_max: Tensor | flo
     for end in ends:
         if end.requires_grad and end.numel() != 1:
             raise ConfigError(
-                f"an end of clip that is learned must be one number, not a tensor of shape {tuple(end.shape)}"
+                f"an end of clip that is learned can only be scalar, not a tensor of shape {tuple(end.shape)}"
             )
     return amax.clip(x, *ends)
 

@@ -47,12 +47,13 @@ def group_parameters(
     settings = {"lr": lrs, "momentum": momentums, "weight_decay": weight_decays}
     for key, values in settings.items():
         if values is not None and len(values) != len(patterns_list):
-            raise TypeError(f"{len(patterns_list)} groups need as many values of {key}, not {len(values)}")
+            raise TypeError(f"{key} must match the groups: they are {len(patterns_list)}, its values {len(values)}")
+    for patterns in patterns_list:
+        if isinstance(patterns, str):
+            raise TypeError(f"patterns_list must be list of list of patterns: write [{patterns!r}], not {patterns!r}")
     taken: set[nn.Parameter] = set()
     groups: list[dict[str, Any]] = []
     for number, patterns in enumerate(patterns_list):
-        if isinstance(patterns, str):
-            raise TypeError(f"patterns_list must be a list of lists of patterns: write [[{patterns!r}]]")
         chosen = [p for p in match_parameters(model, patterns) if p not in taken]
         if not chosen:
             raise ConfigError(f"no remaining parameter matches the patterns {list(patterns)} of group {number}")

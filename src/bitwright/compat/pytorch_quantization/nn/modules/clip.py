@@ -32,9 +32,7 @@ class Clip(nn.Module):
         for name, (given, learned) in ends.items():
             value = torch.as_tensor(given, dtype=torch.float32).detach().clone()
             if learned and value.numel() != 1:
-                raise ConfigError(
-                    f"{name} is learned: it must be one number, not a tensor of shape {tuple(value.shape)}"
-                )
+                raise ConfigError(f"{name} is learned: it must be scalar, not a tensor of shape {tuple(value.shape)}")
             if learned:
                 self.register_parameter(name, nn.Parameter(value))
             else:

@@ -1,17 +1,20 @@
 """The quantizer of a tensor, with the old values to the last bit."""
 
+from collections.abc import Generator, Mapping
 from contextlib import ExitStack
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bitwright.compat.pytorch_quantization import tensor_quant
+from bitwright.compat.pytorch_quantization.calib.histogram import HistogramCalibrator
 from bitwright.compat.pytorch_quantization.onnx_export import enable_onnx_export
 from bitwright.methods.amax import AmaxFakeQuantize
 from bitwright.numerics.precision import wide
 from bitwright.numerics.views import broadcast
 from bitwright.quantizer import TensorQuantizer as _TensorQuantizer
+from bitwright.quantizer.calibrators import MaxCalibrator
 
 
 class _Exporting(type):
@@ -39,6 +42,16 @@ class TensorQuantizer(_TensorQuantizer, metaclass=_Exporting):
     A file has QuantizeLinear, which divides by the step amax / bound: the last bit of its values can differ, and a
     value half way between two steps can go the other way. Weights are stored as the integers that were trained with.
     """
+
+    calibrators: ClassVar[Mapping[str, Any]] = {"histogram": HistogramCalibrator, "max": MaxCalibrator}
+
+    def named_modules(
+        self, memo: set[nn.Module] | None = None, prefix: str = "", remove_duplicate: bool = True
+    ) -> Generator[tuple[str, Any], None, None]:
+        """Itself, and what learns inside: scripts take every module with "quantizer" in its name for a quantizer."""
+        for name, module in super().named_modules(memo, prefix, remove_duplicate):
+            if module is not self.method or next(module.parameters(), None) is not None:
+                yield name, module
 
     def fake_quantize(self, x: Tensor) -> Tensor:
         """Quantize and dequantize ``x``, whatever the mode."""
