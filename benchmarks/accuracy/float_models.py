@@ -9,7 +9,7 @@ from safetensors.torch import load_model, save_model
 from torch import Tensor, nn
 
 from benchmarks.accuracy.data import Split
-from benchmarks.accuracy.nets import NETS
+from benchmarks.accuracy.nets import NETS, make_uneven
 from bitwright.files import atomic_write
 
 CACHE = Path(os.environ.get("BITWRIGHT_CACHE", Path.home() / ".cache" / "bitwright")) / "accuracy"
@@ -17,6 +17,8 @@ CACHE = Path(os.environ.get("BITWRIGHT_CACHE", Path.home() / ".cache" / "bitwrig
 
 def float_model(name: str, seed: int, train: Split, epochs: int) -> nn.Module:
     """The net of that name, trained with that seed for so many epochs, from the cache if it is there."""
+    if name == "uneven":
+        return make_uneven(float_model("mobilenet", seed, train, epochs), seed)
     path = CACHE / f"{name}-{epochs}-{seed}.safetensors"
     torch.manual_seed(seed)
     model = NETS[name]()

@@ -1,4 +1,7 @@
-"""The two nets of the accuracy benchmark: one of residual blocks, one of inverted residuals with depthwise layers."""
+"""The nets of the accuracy benchmark: one of residual blocks, one of inverted residuals with depthwise layers.
+
+A third one, ``uneven``, stands in for depthwise nets that collapse at 4 bits, see :func:`make_uneven`.
+"""
 
 from collections.abc import Callable
 
@@ -67,7 +70,27 @@ def mobilenet() -> nn.Module:
     return nn.Sequential(*_stem(16, nn.ReLU6()), *blocks, *head, *pool)
 
 
-NETS: dict[str, Callable[[], nn.Module]] = {"resnet": resnet, "mobilenet": mobilenet}
+def make_uneven(model: nn.Module, seed: int) -> nn.Module:
+    """Scale the channels inside inverted residuals by powers of two from 1/32 to 32, and undo it in the next layer.
+
+    ReLU takes the place of ReLU6, since max(s·x, 0) = s·max(x, 0). The outputs in float stay the same to the bit, but
+    one scale for a tensor, or for all inputs of a weight's channel, now covers magnitudes that differ by up to 1024.
+    """
+    source = torch.Generator().manual_seed(seed)
+    for block in (m for m in model.modules() if isinstance(m, InvertedResidual)):
+        block.body[2], block.body[5] = nn.ReLU(), nn.ReLU()
+        expand, depthwise, project = (block.body[i] for i in (1, 4, 6))
+        factors = [2.0 ** torch.randint(-5, 6, expand.weight.shape, generator=source) for _ in range(2)]
+        with torch.no_grad():
+            for norm, factor in zip((expand, depthwise), factors, strict=True):
+                norm.weight *= factor
+                norm.bias *= factor
+            block.body[3].weight /= factors[0].reshape(-1, 1, 1, 1)
+            project.weight /= factors[1].reshape(1, -1, 1, 1)
+    return model
+
+
+NETS: dict[str, Callable[[], nn.Module]] = {"resnet": resnet, "mobilenet": mobilenet, "uneven": mobilenet}
 
 
 def predict(model: nn.Module, images: Tensor) -> Tensor:

@@ -112,23 +112,29 @@ def calibrate_by(
 
 def _say_what_is_untrained(model: nn.Module, found: list[TensorQuantizer]) -> None:
     """Log, and note in the ledger, what was asked for that calibration alone does not do."""
-    said = []
-    untaught: dict[str, list[TensorQuantizer]] = {}
-    for quantizer in found:
-        if quantizer.method.reconstruction:
-            untaught.setdefault(quantizer.method_name, []).append(quantizer)
-    for name, asked in untaught.items():
-        first = asked[0].label or "tensor"
-        said.append(
-            f"{name} was chosen for {len(asked)} tensors (the first is {first}), but calibration alone rounds them to "
-            f"nearest: bw.reconstruct(model, batches, method={asked[0].method.reconstruction!r}) learns the rounding"
-        )
     uncorrected = uncorrected_note(model)
-    said += [] if uncorrected is None else [uncorrected]
+    said = [*untaught_notes(found), *([] if uncorrected is None else [uncorrected])]
     notes = ledger_of(model).notes
     for note in said:
         _log.warning(note)
         notes += [note] if note not in notes else []
+
+
+def untaught_notes(found: Iterable[TensorQuantizer]) -> dict[str, str]:
+    """What to say of quantizers that ``bw.reconstruct`` has yet to teach, and the method of it that each note names."""
+    untaught: dict[str, list[TensorQuantizer]] = {}
+    for quantizer in found:
+        if quantizer.method.reconstruction:
+            untaught.setdefault(quantizer.method_name, []).append(quantizer)
+    notes: dict[str, str] = {}
+    for name, asked in untaught.items():
+        first, method = asked[0].label or "tensor", asked[0].method.reconstruction
+        note = (
+            f"{name} was chosen for {len(asked)} tensors (the first is {first}), but calibration alone rounds them to "
+            f"nearest: bw.reconstruct(model, batches, method={method!r}) learns the rounding"
+        )
+        notes[note] = method
+    return notes
 
 
 def uncorrected_note(model: nn.Module) -> str | None:

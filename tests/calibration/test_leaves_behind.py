@@ -51,3 +51,15 @@ def test_a_learned_rounding_is_not_complained_about(caplog):
     caplog.clear()
     bw.calibrate(model, [x])
     assert not caplog.records
+
+
+@pytest.mark.parametrize("method", ["adaround", "qdrop"])
+def test_what_reconstruction_has_taught_is_no_longer_noted(method):
+    x = torch.randn(16, 6)
+    asked = {"weight": {"method": "AdaRoundFakeQuantize"}, "activation": {"method": "QDropFakeQuantize"}}
+    net = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 2)).eval()
+    model = bw.calibrate(bw.prepare(net, x, recipe={"preset": "W4A4", **asked}), [x])
+    named = lambda: [note.split()[0] for note in bw.ledger_of(model).notes if "bw.reconstruct" in note]  # noqa: E731
+    assert sorted(named()) == ["AdaRoundFakeQuantize", "QDropFakeQuantize"]
+    bw.reconstruct(model, [x], method, steps=2)
+    assert named() == ([] if method == "qdrop" else ["QDropFakeQuantize"])

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from bitwright.calibration import as_batches, as_inputs
+from bitwright.calibration import as_batches, as_inputs, untaught_notes
 from bitwright.checkpoints import digest_of
 from bitwright.correction.reference import original_of
 from bitwright.distributed import TIMEOUT, Ranks, all_ranks, rank
@@ -118,7 +118,8 @@ def reconstruct(
         *(method, unit, loss, steps, batch_size, lr, scale_lr, warmup, beta, rounding_weight, keep, merge),
         *(prediction, temperature, weight_scale_lr, seed),
     )
-    example = ledger_of(model).example
+    ledger = ledger_of(model)
+    example, untaught = ledger.example, untaught_notes(q for q in quantizers(model).values() if q.enabled)
     if not any(q.quantizes for q in quantizers(model).values()):
         raise CalibrationError("no quantizer of the model is quantizing: calibrate it before reconstructing it")
     with all_ranks(timeout) as ranks, scratch_folder(tempfile.gettempdir()) as folder, _learning(model):
@@ -140,7 +141,10 @@ def reconstruct(
         values = [bind_inputs(model, each.args, each.kwargs) for each in inputs]
         exact = graph if original is None else graph_of(original.twin(model), example)
         flow = Flow(graph, exact, job.units, values, list(quantizers(model).values()), memory)
-        return job.run(flow, progress)
+        result = job.run(flow, progress)
+    taught = {"adaround", settings.method}  # every method learns how weights are rounded
+    ledger.notes = [note for note in ledger.notes if untaught.get(note) not in taught]
+    return result
 
 
 class _Job:
