@@ -101,14 +101,15 @@ class Bench:
             print(bw.reconstruct(model, self.images.split(128), method, steps=self.options.steps, seed=self.seed))
             return model
 
-        def corrected(steps: tuple[str, ...]) -> nn.Module:
-            model = self.calibrated({"preset": bits})
+        def corrected(steps: tuple[str, ...], factor: float = 1.0) -> nn.Module:
+            model = with_ranges(self.calibrated({"preset": bits}), factor)
             bw.correct(model, self.images.split(128), steps)
             return model
 
         yield "preset as it is", lambda: corrected(())
         for factor in SHAKES:
-            yield f"preset, ranges x {factor}", lambda f=factor: with_ranges(self.calibrated({"preset": bits}), f)
+            yield f"ranges x {factor}", lambda f=factor: corrected((), f)
+            yield f"ranges x {factor} + norms bias", lambda f=factor: corrected(("norms", "bias"), f)
         yield "min-max", lambda: self.calibrated(recipe("MinMaxObserver"))
         yield "MSE", lambda: self.calibrated(recipe("MSEObserver"))
         for steps in CORRECTORS:
