@@ -8,7 +8,7 @@ import typer
 
 from bitwright import __version__
 from bitwright.cli import backends, inspect, migrate, quantize, recipe, saved, verify
-from bitwright.cli.boundary import State, answer
+from bitwright.cli.boundary import State, run
 
 __all__ = ["app", "main"]
 
@@ -59,4 +59,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     if "--debug" in given:  # it may appear anywhere
         given = ["--debug", *(a for a in given if a != "--debug")]
-    return answer(app, given)
+    return run(app, given)

@@ -34,7 +34,7 @@ class State:
     debug: bool = False
 
 
-def answer(app: Callable[..., Any], arguments: Sequence[str]) -> int:
+def run(app: Callable[..., Any], arguments: Sequence[str]) -> int:
     """Run ``app`` and return the exit code."""
     state = State()
     with _remarks(), _terminable():
@@ -79,7 +79,7 @@ def one_line(message: str) -> str:
 
 
 @contextmanager
-def blame(what: str) -> Iterator[None]:
+def users_code(what: str) -> Iterator[None]:
     """Report that ``what`` raised, if the error is not one of Bitwright's own."""
     try:
         yield

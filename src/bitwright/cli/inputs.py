@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from bitwright.cli.boundary import blame
+from bitwright.cli.boundary import users_code
 from bitwright.errors import CalibrationError, ConfigError
 
 if TYPE_CHECKING:
@@ -18,10 +18,10 @@ class Batches:
         self.name, self._begin = name, begin
 
     def __iter__(self) -> Iterator[Any]:
-        with blame(self.name):
+        with users_code(self.name):
             iterator = iter(self._begin())
         while True:
-            with blame(self.name):
+            with users_code(self.name):
                 try:
                     batch = next(iterator)
                 except StopIteration:
@@ -51,7 +51,7 @@ def read_batches(given: Any, name: str) -> Batches:  # noqa: ANN401
         unused = [found]
         return Batches(name, lambda: unused.pop() if unused else given())
     if isinstance(found, Iterator):
-        with blame(name):
+        with users_code(name):
             found = list(found)
     try:
         len(found)  # pyrefly: ignore
@@ -64,7 +64,7 @@ def call_if_function(given: Any, name: str) -> Any:  # noqa: ANN401
     """Call what the user named, if it can be called."""
     if not callable(given):
         return given
-    with blame(name):
+    with users_code(name):
         return given()
 
 

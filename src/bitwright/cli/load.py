@@ -7,7 +7,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from bitwright.cli.boundary import blame
+from bitwright.cli.boundary import users_code
 from bitwright.errors import BitwrightError, ConfigError, UnknownNameError, suggest
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def load_module(name: str, option: str) -> ModuleType:
         sys.path.insert(0, here)
     importlib.invalidate_caches()
     try:
-        with blame(f"{option}: importing {name}"):
+        with users_code(f"{option}: importing {name}"):
             return importlib.import_module(name)
     except BitwrightError as error:
         cause = error.__cause__
@@ -56,7 +56,7 @@ def load_model(target: str) -> "nn.Module":
 
     found = load(target, "the model")
     if not isinstance(found, nn.Module) and callable(found):
-        with blame(f"the model {target}"):
+        with users_code(f"the model {target}"):
             found = found()
     if not isinstance(found, nn.Module):
         raise ConfigError(f"the model must be a torch.nn.Module, but {target} is or returns a {type(found).__name__}")

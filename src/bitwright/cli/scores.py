@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from bitwright.cli.boundary import blame
+from bitwright.cli.boundary import users_code
 from bitwright.errors import ConfigError
 from bitwright.modes import eval_mode
 
@@ -28,7 +28,7 @@ class DeployedModel(nn.Module):
 
 def score(evaluate: Callable[[nn.Module], Any], model: nn.Module, name: str, like: Scores | None = None) -> Scores:
     """Call the user's function and read a number, or a dict of numbers with the same names as ``like``."""
-    with eval_mode(model), torch.no_grad(), blame(name):
+    with eval_mode(model), torch.no_grad(), users_code(name):
         found = evaluate(model)
     scores = dict(found) if isinstance(found, Mapping) else {"score": found}
     if not scores:
@@ -41,7 +41,7 @@ def score(evaluate: Callable[[nn.Module], Any], model: nn.Module, name: str, lik
 
 def _number(value: Any, name: str) -> float:  # noqa: ANN401
     if hasattr(value, "item"):  # a tensor or a numpy scalar
-        with blame(name):
+        with users_code(name):
             value = value.item()
     if not isinstance(value, Real):
         raise ConfigError(f"{name} must return a number or a dict of numbers, but it returned {type(value).__name__}")

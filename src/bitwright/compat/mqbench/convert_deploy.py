@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from bitwright.compat.ends import shapes_of
+from bitwright.compat.file_options import shapes_of
 from bitwright.compat.mqbench.backend_type import BackendType
 from bitwright.compat.mqbench.utils.logger import logger
 from bitwright.errors import ConfigError, ExportError

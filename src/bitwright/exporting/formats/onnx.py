@@ -51,8 +51,8 @@ def build(deployment: Deployment, inputs: Inputs, options: ExportOptions, format
         separate_weights,
         transpose_for_each_reader,
     )
-    from bitwright.exporting.onnx.ends import name_inputs, name_outputs
     from bitwright.exporting.onnx.half import store_half
+    from bitwright.exporting.onnx.input_names import name_inputs, name_outputs
     from bitwright.exporting.onnx.names import name_after_model
     from bitwright.exporting.onnx.opset import RICH, opset_for
     from bitwright.exporting.onnx.program import export_program

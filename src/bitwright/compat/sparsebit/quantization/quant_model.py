@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bitwright.compat import stepwise
-from bitwright.compat.ends import add_bits, shapes_of
+from bitwright.compat.file_options import add_bits, shapes_of
 from bitwright.compat.node_by_node import calibrate_on_quantized, layer_errors
 from bitwright.compat.pending import is_pending, postpone, when_prepared
 from bitwright.compat.sparsebit.quantization.quant_config import parse_qconfig

@@ -1,4 +1,4 @@
-"""What old exporters were told of a file: axes that may vary, and bits noted on its nodes."""
+"""Options of old exporters for a file: axes that may vary, and bits noted on its nodes."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
