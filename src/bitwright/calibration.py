@@ -1,4 +1,4 @@
-"""Calibrate: let every quantizer of a prepared model see data, then fix its range."""
+"""Calibrate: show data to every quantizer of a prepared model, then fix its range."""
 
 import copy
 import logging
@@ -27,7 +27,7 @@ from bitwright.quantizer import TensorQuantizer, quantizers
 _log = logging.getLogger(__name__)
 
 
-@torch.inference_mode(False)  # what it makes outlives it, and may be trained
+@torch.inference_mode(False)  # its results outlive it, and may be trained
 def calibrate(
     model: nn.Module,
     batches: Iterable[Any],
@@ -39,26 +39,26 @@ def calibrate(
 ) -> nn.Module:
     """Run ``batches`` through a prepared model and quantize it.
 
-    Under ``torchrun`` each rank gives its own share of the data, and all get the ranges of the whole, as if one had
-    seen it, that of rank 0 first. A rank that fails, or has no data, is an error on all.
+    Under ``torchrun`` each rank passes its own share of the data, and all get the ranges of the whole, as if one
+    process had seen it in rank order. A rank that fails, or has no data, is an error on all.
 
     Args:
         model: what ``prepare`` returned.
-        batches: any iterable of tensors, tuples of arguments or dicts of keyword arguments. A tuple may be
-            longer than the model's inputs, as the (images, labels) of a data loader is: the rest is left out. A single
-            tensor or dict is one batch.
+        batches: any iterable of tensors, tuples of arguments or dicts of keyword arguments. A tuple may be longer than
+            the model's inputs, like (images, labels) from a data loader; the rest is dropped. A single tensor or dict
+            is one batch.
         progress: show a progress bar; by default only on a terminal.
-        checkpoint: a folder for the progress, written once a minute, at the end, and when the data raises an error or
-            SIGINT or SIGTERM comes. The same call goes on from there: it passes over the batches that were seen, which
-            must be the same in the same order. A checkpoint of another model, recipe or other data is refused.
-        uneven: let ranks have different numbers of batches.
+        checkpoint: a folder for the progress, written once a minute, at the end, when the data raises an error, and on
+            SIGINT or SIGTERM. The same call continues from there: it skips the batches that were seen, which must be
+            the same in the same order. A checkpoint of another model, recipe or data set is refused.
+        uneven: allow ranks to have different numbers of batches.
         timeout: how long a rank waits for the others, in seconds.
 
     Returns:
-        The same model, now quantizing. Quantizers on which ``disable()`` was called stay as they are; those whose range
-        is fixed, or that have no observer and take the range of each tensor, keep doing so. Layers that no batch
-        reached, as an expert that got no token or a branch that was not taken, stay float: their quantizers are
-        disabled, and a warning in the log and a note in the ledger name them.
+        The same model, now quantizing. Quantizers on which ``disable()`` was called do not change; those whose range is
+        fixed, or that have no observer and use the range of each tensor, keep doing so. Layers that no batch reached,
+        such as an expert without tokens or a branch not taken, stay float: their quantizers are disabled, and a warning
+        in the log and a note in the ledger name them.
     """
     count = len(ledger_of(model).example.args)
 
@@ -75,9 +75,9 @@ def calibrate_by(
     """Calibrate a model.
 
     Args:
-        observe: lets quantizers, given by name, see all batches, and says how many there were.
+        observe: shows all batches to quantizers, given by name, and returns their number.
         model: what ``prepare`` returned.
-        uneven: as in :func:`calibrate`, and so is the last.
+        uneven: as in :func:`calibrate`.
         timeout: seconds.
     """
     everything = quantizers(model).values()
@@ -147,13 +147,13 @@ def uncorrected_note(model: nn.Module) -> str | None:
 
 @contextmanager
 def _unchanged_if_it_fails(found: list[TensorQuantizer]) -> Generator[None, None, None]:
-    """Give quantizers their state back after an error; let observers forget in any case."""
+    """Restore the state of quantizers after an error; reset observers in any case."""
     before = [copy.deepcopy(q.state_dict()) for q in found]
     try:
         yield
     except BaseException:
         for quantizer, state in zip(found, before, strict=True):
-            quantizer.load_state_dict(state, strict=False)  # a method may have made Parameters meanwhile
+            quantizer.load_state_dict(state, strict=False)  # a method may have created Parameters meanwhile
         raise
     finally:
         for quantizer in found:
@@ -161,7 +161,7 @@ def _unchanged_if_it_fails(found: list[TensorQuantizer]) -> Generator[None, None
 
 
 def as_batches(batches: Iterable[Any]) -> Iterable[Any]:
-    """The data as several batches: a single tensor or dict, which could be iterated too, is one."""
+    """The data as batches; a single tensor or dict, though iterable, is one batch."""
     if isinstance(batches, torch.Tensor | Mapping):
         return [batches]
     if not isinstance(batches, Iterable) or isinstance(batches, str):
@@ -172,7 +172,7 @@ def as_batches(batches: Iterable[Any]) -> Iterable[Any]:
 
 
 def as_inputs(batch: Any, count: int) -> Inputs:  # noqa: ANN401
-    """Read a batch as a call, leaving out what a data loader adds after the ``count`` inputs of the model."""
+    """Read a batch as a call, dropping what a data loader adds after the ``count`` inputs of the model."""
     inputs = Inputs.of(batch)
     return Inputs(inputs.args[:count] if count else inputs.args, inputs.kwargs)
 
@@ -184,7 +184,7 @@ def _observe(
     count: int,
     checkpoint: str | os.PathLike[str] | None,
 ) -> int:
-    """Let quantizers see the batches; return how many there are."""
+    """Show the batches to quantizers; return their number."""
     saved = None if checkpoint is None else ObservingProgress(checkpoint, job_name("calibration"), model, seeing)
     number = 0
     with saved or nullcontext():
@@ -205,7 +205,7 @@ def _unseen(model: nn.Module, seeing: set[TensorQuantizer]) -> set[TensorQuantiz
     """The quantizers that no data reached, and those of the weights of their layers."""
     unseen = {quantizer for quantizer in seeing if not quantizer.observer.batches}
     if unseen == seeing:
-        return set()  # there was no data at all: the first quantizer says so
+        return set()  # there was no data at all, as the first quantizer will say
     for site in weight_sites(model) if unseen else ():
         source = getattr(site.layer, "input_quantizer", None)
         if (source.quantizer if isinstance(source, PlacedQuantizer) else source) in unseen:
@@ -224,7 +224,7 @@ def _leave_float(model: nn.Module, unseen: set[TensorQuantizer]) -> None:
 
 
 def _observe_weights(model: nn.Module, found: list[TensorQuantizer]) -> dict[str, TensorQuantizer]:
-    """Let the quantizers of weights see them, once; return the others that observe, by name."""
+    """Show weights to their quantizers, once; return the other observing quantizers, by name."""
     for quantizer in found:
         quantizer.off()
     waiting = {q for q in found if q.calibratable}
@@ -247,7 +247,7 @@ def _run(model: nn.Module, inputs: Inputs, number: int) -> None:
 
 @contextmanager
 def watched(seeing: Iterable[TensorQuantizer], batch: int) -> Iterator[None]:
-    """Tell observers which batch they see, and refuse what makes infinities of it."""
+    """Tell observers which batch they see, and refuse one that produces infinities."""
     seeing = list(seeing)
     for quantizer in seeing:
         quantizer.observer.batch = batch

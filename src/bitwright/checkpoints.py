@@ -1,4 +1,4 @@
-"""Progress of long jobs: one file per job that is replaced whole, and signals that wait until it is written."""
+"""Progress of long jobs: one file per job, replaced as a whole, and signals that wait until it is written."""
 
 import hashlib
 import json
@@ -24,7 +24,7 @@ _EVERY = 60.0  # seconds between two writes, at least
 
 
 class Saved(NamedTuple):
-    """What a checkpoint holds: tensors by name, and plain data."""
+    """The contents of a checkpoint: tensors by name, and plain data."""
 
     tensors: dict[str, Tensor]
     data: dict[str, Any]
@@ -36,7 +36,7 @@ class Checkpoint:
     Args:
         folder: where its file is; several jobs may share a folder.
         job: the name of the job, and of its file.
-        identity: what the progress depends on, each as a digest by what people call it: ``{"model": "3f…"}``.
+        identity: digests of what the progress depends on, by readable name: ``{"model": "3f…"}``.
     """
 
     def __init__(self, folder: str | os.PathLike[str], job: str, identity: Mapping[str, str]) -> None:
@@ -56,7 +56,7 @@ class Checkpoint:
         return time.monotonic() - self._written >= _EVERY
 
     def write(self, tensors: Mapping[str, Tensor], data: Mapping[str, Any]) -> None:
-        """Replace what is stored; whoever is killed meanwhile leaves the old."""
+        """Replace what is stored; a process killed meanwhile leaves the old state."""
         plain = {name: tensor.detach().cpu().contiguous() for name, tensor in sorted(tensors.items())}
         text = {"identity": json.dumps(self._identity), "data": json.dumps(dict(data))}
         text["digest"] = digest_of([text["identity"], text["data"], plain])
@@ -68,7 +68,7 @@ class Checkpoint:
         self._written = time.monotonic()
 
     def read(self) -> Saved | None:
-        """What is stored, if anything; raise if it is of something else."""
+        """What is stored, if anything; raises if it belongs to something else."""
         if not self.path.exists():
             return None
         where = f"the checkpoint {str(self.path)!r}"
@@ -88,9 +88,9 @@ class Checkpoint:
 
 
 class DelayedSignals:
-    """While it lasts, SIGINT and SIGTERM are noted, and take effect when :meth:`deliver` is called; a second at once.
+    """Defers SIGINT and SIGTERM until :meth:`deliver` is called; a second signal takes effect at once.
 
-    Outside of the main thread, where Python has no signals, it does nothing.
+    Outside the main thread, where Python has no signals, it does nothing.
     """
 
     def __init__(self) -> None:
@@ -110,7 +110,7 @@ class DelayedSignals:
             self.deliver()
 
     def deliver(self) -> None:
-        """Let a noted signal do what it would have done; nothing if there is none."""
+        """Deliver a deferred signal, if there is one."""
         number, self.noted = self.noted, None
         if number is not None:
             self._restore()

@@ -1,4 +1,4 @@
-"""What a CPU can do, as far as it changes what integer kernels compute."""
+"""CPU features that change what integer kernels compute."""
 
 import platform
 from pathlib import Path

@@ -1,6 +1,6 @@
-"""The demo (``make demo``): trains a small network on real digits, quantizes it, and proves what came out.
+"""The demo (``make demo``): trains a small network on real digits, quantizes it, and proves the result.
 
-The five calls ``bw.…`` in :func:`main` are all it takes to quantize; the rest trains, evaluates and prints.
+The five calls ``bw.…`` in :func:`main` do all the quantizing; the rest trains, evaluates and prints.
 """
 
 import time
@@ -103,7 +103,7 @@ def main() -> None:
     """Train, quantize, export, verify and report."""
     start = time.perf_counter()
     torch.manual_seed(0)
-    torch.set_num_threads(1)  # tensors this small gain nothing from more, and lose much on a busy machine
+    torch.set_num_threads(1)  # more threads do not help with tensors this small, and hurt on a busy machine
     train_images, train_labels, test_images, test_labels = load_digits()
 
     print(f"Training a small residual network on {len(train_images)} handwritten digits …")

@@ -1,6 +1,6 @@
-"""Several processes under torchrun: what they tell each other travels as tensors of bytes, and none waits for ever.
+"""Several processes under torchrun: messages travel as tensors of bytes, and no process waits forever.
 
-Everything here works in one process, too: it is then a group of one.
+Everything here also works in a single process, as a group of one.
 """
 
 import os
@@ -32,15 +32,15 @@ def rank() -> int:
 
 
 def job_name(job: str) -> str:
-    """The name of what this process does of a job, in which each has its own data."""
+    """The name of this process's part of a job in which each has its own data."""
     return job if world_size() == 1 else f"{job}-{rank()}-of-{world_size()}"
 
 
 class Ranks:
-    """All processes, which tell each other things in the same order.
+    """All processes, which exchange messages in the same order.
 
     Args:
-        group: the processes; None if there is one only.
+        group: the processes; None if there is only one.
         timeout: how long each waits for the others, in seconds.
     """
 
@@ -49,7 +49,7 @@ class Ranks:
 
     @property
     def alone(self) -> bool:
-        """Whether there is one process only."""
+        """Whether there is only one process."""
         return self._group is None
 
     @property
@@ -59,7 +59,7 @@ class Ranks:
 
     @contextmanager
     def _all_there(self) -> Iterator[None]:
-        """Wait for the others, then let all talk; one that ended is known at once, one that hangs after the timeout."""
+        """Wait for all others; one that ended is noticed at once, one that hangs after the timeout."""
         with _waiting(self._timeout):
             dist.monitored_barrier(self._group, timedelta(seconds=self._timeout))
             yield
@@ -70,7 +70,7 @@ class Ranks:
         return [sum(each) for each in zip(*(struct.unpack(f"{len(numbers)}d", data) for data in found), strict=True)]
 
     def average(self, tensors: Sequence[Tensor | None]) -> None:
-        """Set each tensor to its mean over all processes; None, a gradient that there is not, must be so on all."""
+        """Set each tensor to its mean over all processes; a missing gradient (None) must be missing on all."""
         if self._group is None:
             return
         given = [tensor for tensor in tensors if tensor is not None]
@@ -82,7 +82,7 @@ class Ranks:
             tensor.copy_(part.view(tensor.shape))
 
     def gather(self, data: bytes) -> list[bytes]:
-        """What every process gives, by rank."""
+        """The values from every process, by rank."""
         if self._group is None:
             return [data]
         with self._all_there():
@@ -104,7 +104,7 @@ class Ranks:
 
     @contextmanager
     def together(self, error_type: type[BitwrightError] = DistributedError) -> Iterator[None]:
-        """Do something in every process; where it fails in one, it fails in all, with the reason."""
+        """Do something in every process; if it fails in one, it fails in all, with the reason."""
         failed: Exception | None = None
         try:
             yield
@@ -130,13 +130,13 @@ class Ranks:
 
 @contextmanager
 def all_ranks(timeout: float = TIMEOUT) -> Iterator[Ranks]:
-    """Yield all processes; they talk over the CPU, whatever the device that they compute on."""
+    """Yield all processes; they communicate over the CPU, whatever device they compute on."""
     if not 0 < timeout <= _LONGEST:
         raise ConfigError(f"timeout={timeout!r} must be a number of seconds above 0 and at most {_LONGEST:g}")
     if world_size() == 1:
         yield Ranks(None, timeout)
         return
-    if dist.get_backend() == "gloo":  # which is connected already: connecting anew would wait for one that just ended
+    if dist.get_backend() == "gloo":  # already connected: connecting again would wait for one that just ended
         yield Ranks(dist.group.WORLD, timeout)
         return
     with _waiting(timeout):
@@ -149,7 +149,7 @@ def all_ranks(timeout: float = TIMEOUT) -> Iterator[Ranks]:
 
 @contextmanager
 def _waiting(timeout: float) -> Iterator[None]:
-    """Say in plain words that another process is gone."""
+    """Report in plain words that another process is gone."""
     try:
         yield
     except (RuntimeError, ValueError) as error:
@@ -161,7 +161,7 @@ def _waiting(timeout: float) -> Iterator[None]:
 
 
 def from_first_rank(action: Callable[[], bytes], timeout: float = TIMEOUT) -> bytes:
-    """Do something on rank 0 while the others wait; all get what it gives, or an error if it fails."""
+    """Do something on rank 0 while the others wait; all get its result, or an error if it fails."""
     with all_ranks(timeout) as ranks:
         with ranks.together():
             data = action() if rank() == 0 else b""
@@ -170,7 +170,7 @@ def from_first_rank(action: Callable[[], bytes], timeout: float = TIMEOUT) -> by
 
 @contextmanager
 def under_torchrun() -> Iterator[None]:
-    """Join the processes that torchrun has started, if it has, for as long as this lasts."""
+    """Join the processes that torchrun started, if any, inside this context."""
     if not dist.is_available() or dist.is_initialized() or int(os.environ.get("WORLD_SIZE", "1")) < 2:
         yield
         return

@@ -1,7 +1,7 @@
 """The exception tree: every error a user can meet, each with a message that says what to do.
 
 BitwrightError
-├── ConfigError (ValueError)        a spec, recipe, rule or argument that cannot be
+├── ConfigError (ValueError)        a spec, recipe, rule or argument that is invalid
 │   └── UnknownNameError            a name no registry or model knows, with the nearest ones
 ├── CaptureError                    the model could not be captured, or its capture deviates
 ├── ScheduleError                   a rewrite of the graph that fails, never settles, or changes what is computed
@@ -22,7 +22,7 @@ _LONGEST = 1_900  # characters of a message
 
 
 class BitwrightError(Exception):
-    """Base of all errors raised on purpose by Bitwright; a message that nobody would read is cut."""
+    """Base of all errors raised on purpose by Bitwright; overlong messages are shortened."""
 
     def __init__(self, *args: object) -> None:
         super().__init__(*(shortened(a, _LONGEST) if isinstance(a, str) else a for a in args))
@@ -36,11 +36,11 @@ def shortened(text: str, longest: int) -> str:
 
 
 class ConfigError(BitwrightError, ValueError):
-    """A setting that cannot be."""
+    """A setting that is invalid."""
 
 
 class UnknownNameError(ConfigError):
-    """A name that nothing answers to."""
+    """A name that nothing has."""
 
 
 class CaptureError(BitwrightError):
@@ -84,7 +84,7 @@ class MissingExtraError(BitwrightError, ImportError):
 
 
 def nearest(name: str, known: Iterable[str], limit: int = 3) -> list[str]:
-    """The known names most like ``name``, which may be mistyped or only a part of one."""
+    """The known names most like ``name``, which may be mistyped or incomplete."""
     names = sorted(set(map(str, known)))
     folded = {n.lower(): n for n in names}
     wish = str(name).lower()[:200]  # a key of a config may be a number

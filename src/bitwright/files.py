@@ -1,7 +1,7 @@
 """Files appear whole or not at all: write beside the target, then rename.
 
-What is written has a name of its own until then, which says who writes it: the next writer removes what processes that
-were killed have left behind.
+Until then the data has a temporary name that identifies the writer, so the next writer can remove what killed processes
+left behind.
 """
 
 import errno
@@ -22,14 +22,14 @@ _LONGEST = 255  # bytes of a name, in every file system that is common
 _SHOWN = 200  # letters of a name in a message
 _SAID = 500  # letters of another error in a message
 _SCRATCH = re.compile(r"\.bitwright-([0-9a-f]{8})-([0-9]{1,19})-[0-9a-f]{8}(\..*)?")
-_FORGOTTEN = 7 * 86400.0  # seconds after which what another machine has left is removed
-# What a disk or a file system may say of a good program; other errors of the operating system are the program's own.
+_FORGOTTEN = 7 * 86400.0  # seconds after which leftovers of another machine are removed
+# What a disk or file system may do to a correct program; other OS errors are the program's own.
 _REFUSALS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EACCES, errno.EPERM}
 _REFUSALS |= {errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ, errno.ENXIO}
 
 
 def check_output(path: str | os.PathLike[str], *, overwrite: bool = True) -> Path:
-    """Return ``path`` as a Path, or say now why nothing could be written there."""
+    """Return ``path`` as a Path, or raise now if nothing could be written there."""
     target = Path(path)
     shown = repr(str(target)[:_SHOWN])
     try:
@@ -45,10 +45,10 @@ def _check(target: Path, shown: str, overwrite: bool) -> None:
     if target.is_symlink() and os.path.islink(os.path.realpath(target)):
         raise ConfigError(f"the output {shown} is a link that leads to itself")
     real = _followed(target)
-    if any(len(os.fsencode(part)) > _LONGEST for part in real.parts):  # also of folders that are yet to be made
+    if any(len(os.fsencode(part)) > _LONGEST for part in real.parts):  # also of folders yet to be created
         raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
     with suppress(FileNotFoundError, NotADirectoryError):
-        real.stat()  # raises on names that cannot be
+        real.stat()  # raises on invalid names
     if real.exists():
         _check_replaceable(real, shown, overwrite)
     _check_writable(real, shown)
@@ -75,9 +75,9 @@ def _check_writable(real: Path, shown: str) -> None:
 
 @contextmanager
 def atomic_write(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yield a temporary path beside ``path``; it takes the name ``path`` only if all went well.
+    """Yield a temporary path beside ``path``, renamed to ``path`` only on success.
 
-    A link is followed, and stays. What the disk refuses raises a ConfigError, and nothing is left behind.
+    A link is followed, and stays. If the disk refuses, this raises a ConfigError and leaves nothing behind.
     """
     target = _followed(check_output(path))
     folders = [folder for folder in (target.parent, *target.parent.parents) if not folder.exists()]
@@ -86,7 +86,7 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[Path]:
         target.parent.mkdir(parents=True, exist_ok=True)
         partial = scratch_path(target.parent, target.suffix[-16:])
         os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
-        mode = partial.stat().st_mode  # less the umask, which is the whole process's to read
+        mode = partial.stat().st_mode  # minus the umask, which can only be read process-wide
         yield partial
         os.chmod(partial, mode & 0o666)
         os.replace(partial, target)
@@ -98,20 +98,20 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[Path]:
     finally:
         if partial is not None:
             partial.unlink(missing_ok=True)
-        with suppress(OSError):  # one that someone else has begun to use stays
+        with suppress(OSError):  # one that someone else started to use stays
             for folder in folders:
                 folder.rmdir()
 
 
 def scratch_path(folder: Path, suffix: str = "") -> Path:
-    """A name in a folder for what is not whole yet; what killed processes left there is removed."""
+    """A name in a folder for incomplete data; leftovers of killed processes there are removed."""
     _clear(folder)
     return folder / f".bitwright-{_machine()}-{os.getpid()}-{secrets.token_hex(4)}{suffix}"
 
 
 @contextmanager
 def scratch_folder(parent: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yield a new folder that is gone afterwards, or, if this process is killed, when the next one makes one here."""
+    """Yield a new folder that is removed afterwards, or by the next process if this one is killed."""
     folder = scratch_path(Path(parent))
     folder.mkdir(mode=0o700)
     try:
@@ -131,7 +131,7 @@ def _clear(folder: Path) -> None:
 
 
 def _left_behind(path: Path) -> bool:
-    """Whether a name is one of ours, and its process is gone, or, on another machine, has long done nothing."""
+    """Whether a name is ours and its process is gone or, on another machine, has long been inactive."""
     found = _SCRATCH.fullmatch(path.name)
     if found is None:
         return False
@@ -149,7 +149,7 @@ def _left_behind(path: Path) -> bool:
 
 
 def _machine() -> str:
-    """What numbers of processes belong to: a machine, or a container on it."""
+    """What process numbers belong to: a machine, or a container on it."""
     space = ""
     with suppress(OSError):
         space = os.readlink("/proc/self/ns/pid")
@@ -161,5 +161,5 @@ def _followed(target: Path) -> Path:
 
 
 def in_words(error: Exception) -> str:
-    """What an error says, without the path that an operating system adds."""
+    """The text of an error, without the path that the operating system adds."""
     return ((error.strerror if isinstance(error, OSError) else None) or str(error))[:_SAID]

@@ -1,8 +1,8 @@
-"""Weights that stay in their safetensors files: mapped to memory, read where they are used, and given up again.
+"""Weights that stay in their safetensors files: mapped to memory, read on use, and released again.
 
 A model is built on the meta device, where it takes no memory, and ``map_weights`` gives it the tensors of its files.
-They are ordinary tensors, except that the system reads their memory from the file when it is first used, and may take
-it back at any time. Writing into one changes a private copy, not the file.
+They are ordinary tensors, except that the system reads their memory from the file on first use, and may reclaim it at
+any time. Writing into one changes a private copy, not the file.
 """
 
 import mmap
@@ -27,17 +27,17 @@ Files = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
 
 def map_weights(model: nn.Module, files: Files) -> nn.Module:
-    """Give a model that was built on the meta device its weights, without reading them into memory.
+    """Give a model on the meta device its weights, without reading them into memory.
 
-    ``prepare`` makes its copy by mapping them once more; ``calibrate_by_block`` reads each of them once. To train the
-    model, or to compute with it often, load it as usual: mapped weights may be read from disk at every call.
+    ``prepare`` copies by mapping them again; ``calibrate_by_block`` reads each of them once. To train the model, or to
+    compute with it often, load it as usual, because mapped weights may be read from disk at every call.
 
     Args:
-        model: a model whose tensors are on the meta device, all or in part: ``with torch.device("meta"): build()``.
-        files: a safetensors file, several, or a folder that has them, with the tensors by the names of the state dict.
+        model: a model with all or some tensors on the meta device: ``with torch.device("meta"): build()``.
+        files: a safetensors file, several, or a folder of them, with tensors named as in the state dict.
 
     Returns:
-        The same model; its tensors that were on the meta device are those of the files.
+        The same model, with tensors from the files instead of those on the meta device.
     """
     where = {name: path for path in _paths(files) for name in _names(path)}
     wanted = _on_meta(model)
@@ -123,7 +123,7 @@ def _put(module: nn.Module, name: str, value: Any) -> None:  # noqa: ANN401
 
 
 def mapped_again(tensor: Tensor) -> Tensor | None:
-    """A copy of a mapped tensor that takes no memory; None if there is none, as the tensor or its file has changed."""
+    """A copy of a mapped tensor that takes no memory; None if the tensor or its file has changed."""
     path, name = getattr(tensor, _MARK, (None, ""))
     if path is None:
         return None
@@ -146,10 +146,10 @@ def same_bits(one: Tensor, other: Tensor) -> bool:
 
 @contextmanager
 def in_memory(tensors: Iterable[Tensor]) -> Iterator[None]:
-    """Let mapped tensors lie in memory for a while, as those of any model do; what is written to them is lost.
+    """Temporarily hold mapped tensors in memory, like those of any model; writes to them are lost.
 
-    Matrix products may depend on where a matrix begins, which in a file can be anywhere. The memory is taken from the
-    system, and goes back to it whole.
+    Matrix products may depend on a matrix's alignment, which can be arbitrary in a file. The memory comes from the
+    system, and all of it is returned.
     """
     before = [(tensor, tensor.data) for tensor in tensors if hasattr(tensor, _MARK)]
     starts = [0, *accumulate(-(-mapped.nbytes // _ALIGNED) * _ALIGNED for _, mapped in before)]

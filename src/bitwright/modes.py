@@ -1,4 +1,4 @@
-"""Leave things as they were: the modes of a model's modules, and torch's random numbers; locks that survive a fork."""
+"""Restore what changes: the modes of a model's modules, and torch's random numbers; locks that survive a fork."""
 
 import os
 import threading
@@ -11,10 +11,10 @@ from torch import nn
 
 
 class ForkableLock:
-    """A lock that is new in a forked process, where a thread that may hold it does not go on.
+    """A lock that is new in a forked process, where the thread that may hold it no longer runs.
 
     Args:
-        kind: makes a lock.
+        kind: creates a lock.
 
     Attributes:
         now: the lock of this process; release the one that you acquired.
@@ -34,14 +34,14 @@ _one_generator = ForkableLock()  # torch has one for all threads
 
 @contextmanager
 def random_numbers_kept() -> Iterator[None]:
-    """Draw random numbers that the caller will draw, too; one thread at a time, as they share torch's generator."""
+    """Draw random numbers that the caller will draw again; one thread at a time, as they share torch's generator."""
     with _one_generator.now, torch.random.fork_rng(devices=[]):
         yield
 
 
 @contextmanager
 def eval_mode(model: nn.Module) -> Iterator[None]:
-    """Put every module into eval mode for a while, a frozen BatchNorm as well; afterwards each has its mode again."""
+    """Temporarily put every module into eval mode, even a frozen BatchNorm, then restore each mode."""
     before = [(module, module.training) for module in model.modules()]
     model.eval()
     try:

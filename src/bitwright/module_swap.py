@@ -1,4 +1,4 @@
-"""swap_modules: QModules in place of a model's layers, without a graph: for models that cannot be traced."""
+"""swap_modules: replace a model's layers by QModules, without a graph, for models that cannot be traced."""
 
 import copy
 from collections.abc import Iterable, Mapping
@@ -40,17 +40,18 @@ def swap_modules(
     example_inputs: Any = None,  # noqa: ANN401
     inplace: bool = False,
 ) -> nn.Module:
-    """Put QModules, each with quantizers of its own, in the place of a model's layers.
+    """Replace a model's layers by QModules, each with its own quantizers.
 
     Args:
-        model: the float model. Its forward is not looked at: functions that it calls stay as they are.
-        backend: quantize as this target does, what it runs in integers. Without, descriptors say how, and convolutions,
-            linear, recurrent and attention layers and average pools are swapped, as are your own QModules.
+        model: the float model. Its forward is not analyzed, so functions that it calls stay as they are.
+        backend: quantize what this target runs in integers, as it does. Without one, descriptors say how, and
+            convolutions, linear, recurrent and attention layers and average pools are swapped, and so are your own
+            QModules.
         quant_desc_input: how inputs are quantized; by default as each QModule's class says.
-        quant_desc_weight: the same of weights.
-        include: names or globs of the layers to swap, whatever their kind; a name stands for all inside it.
+        quant_desc_weight: the same for weights.
+        include: names or globs of the layers to swap, whatever their kind; a name includes everything inside it.
         exclude: names or globs of layers to leave alone.
-        example_inputs: inputs that ``export`` and ``verify`` shall use.
+        example_inputs: inputs for ``export`` and ``verify``.
         inplace: change ``model`` itself instead of a copy.
 
     Returns:
@@ -101,7 +102,7 @@ def _matches(patterns: list[str], name: str) -> bool:
 
 
 def _outermost(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """All modules, but not those inside of one that has a QModule: it computes for them."""
+    """All modules, except those inside one that has a QModule, which computes for them."""
     found: list[tuple[str, nn.Module]] = []
     inside = None
     for name, module in model.named_modules():
@@ -148,7 +149,7 @@ def _made(
 
 
 def replace_modules(model: nn.Module, swapped: Mapping[nn.Module, nn.Module]) -> nn.Module:
-    """Put modules in the place of others, under all their names; return the model, which may be one of them."""
+    """Replace modules by others, under all their names; return the model, which may be one of them."""
     for parent in list(model.modules()):
         parent._modules.update({n: swapped[m] for n, m in parent._modules.items() if m in swapped})
     made = set(swapped.values())
@@ -156,5 +157,5 @@ def replace_modules(model: nn.Module, swapped: Mapping[nn.Module, nn.Module]) ->
         if isinstance(parent, nn.TransformerEncoderLayer) and any(
             m in made or isinstance(m, QuantInputMixin) for m in parent.modules()
         ):
-            parent.activation_relu_or_gelu = 0  # torch's fused path would read the weights and call no module
+            parent.activation_relu_or_gelu = 0  # torch's fused path would read the weights without calling a module
     return swapped.get(model, model)

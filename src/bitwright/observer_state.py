@@ -1,4 +1,4 @@
-"""What all observers of a model have seen: kept in a checkpoint while a model is calibrated, and joined over ranks."""
+"""The state of all observers of a model: kept in a checkpoint during calibration, and joined over ranks."""
 
 import copy
 import os
@@ -15,7 +15,7 @@ from bitwright.quantizer import TensorQuantizer, quantizers
 
 
 def identity_of(model: nn.Module) -> dict[str, str]:
-    """What calibration depends on: what the model computes, its weights, and how its quantizers observe."""
+    """Identify what calibration depends on: the model's computation, its weights, and how its quantizers observe."""
     found = quantizers(model)
     inside = tuple(f"{name}." for name in found)
     weights = {n: t for n, t in model.state_dict().items() if not n.startswith(inside)}
@@ -27,7 +27,7 @@ def identity_of(model: nn.Module) -> dict[str, str]:
 
 
 class ObservingProgress:
-    """Keeps the state of observers in a checkpoint, and goes on from there.
+    """Keeps the state of observers in a checkpoint, and continues from there.
 
     Args:
         folder: where the checkpoint is.
@@ -41,16 +41,16 @@ class ObservingProgress:
     ) -> None:
         self._seeing, self._signals = seeing, DelayedSignals()
         self._file = Checkpoint(folder, job, identity_of(model))
-        state_of(seeing)  # an observer that does not say what it keeps is refused now, not after an hour
+        state_of(seeing)  # an observer that does not define what it keeps is refused now, not after an hour
         self.done, self._digest, self._expected = 0, "", ""
-        self._kept = 0  # batches that the observers have seen whole, or 0 while one is under way
+        self._kept = 0  # batches that the observers have seen completely, or 0 in the middle of one
         saved = self._file.read()
         if saved is not None:
             self.done, self._expected = int(saved.data["batches"]), str(saved.data["data"])
             load_state(seeing, saved.tensors)
 
     def has(self, inputs: Inputs, number: int) -> bool:
-        """Whether batch ``number`` was seen before; raise if another one was."""
+        """Whether batch ``number`` was seen before; raises if another batch was."""
         self._digest = digest_of([self._digest, inputs.args, inputs.kwargs])
         if number == self.done and self._digest != self._expected:
             raise SaveError(
@@ -63,7 +63,7 @@ class ObservingProgress:
         return number <= self.done
 
     def keep(self, number: int, *, last: bool = False) -> None:
-        """After a batch, or all of them: write what was seen, if it is time to; then let signals take effect."""
+        """After a batch, or all of them, write what was seen if it is time to; then let signals take effect."""
         if number < self.done:
             raise SaveError(
                 f"the checkpoint {str(self._file.path)!r} has {self.done} batches, but the data only {number}; remove "
@@ -88,12 +88,12 @@ class ObservingProgress:
 
 
 def state_of(seeing: Mapping[str, TensorQuantizer]) -> dict[str, Tensor]:
-    """What the observers of quantizers have seen, by name."""
+    """The state of the observers of quantizers, by name."""
     return {f"{name}:{key}": t for name, q in seeing.items() for key, t in q.observer.state_tensors().items()}
 
 
 def load_state(seeing: Mapping[str, TensorQuantizer], state: Mapping[str, Tensor]) -> None:
-    """Let observers go on from what :func:`state_of` gave."""
+    """Restore observers from the result of :func:`state_of`."""
     for name, quantizer in seeing.items():
         start = f"{name}:"
         mine = {key.removeprefix(start): tensor for key, tensor in state.items() if key.startswith(start)}
@@ -101,7 +101,7 @@ def load_state(seeing: Mapping[str, TensorQuantizer], state: Mapping[str, Tensor
 
 
 def join(ranks: Ranks, model: nn.Module, seeing: Mapping[str, TensorQuantizer], batches: int, *, uneven: bool) -> None:
-    """Let the observers of every rank have seen what those of all ranks have, in the order of the ranks."""
+    """Merge the observers of all ranks, in rank order, on every rank."""
     if ranks.alone:
         return
     for what, digest in identity_of(model).items():
@@ -112,7 +112,7 @@ def join(ranks: Ranks, model: nn.Module, seeing: Mapping[str, TensorQuantizer], 
 
 
 def merge_over_ranks(ranks: Ranks, seeing: Mapping[str, TensorQuantizer]) -> None:
-    """Do as :func:`join` does, for models that are known to be the same."""
+    """Like :func:`join`, for models known to be the same."""
     if ranks.alone:
         return
     first, *others = ranks.gather_tensors(state_of(seeing))

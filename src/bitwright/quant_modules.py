@@ -19,7 +19,7 @@ _originals: list[tuple[ModuleType, str, Any]] = []
 def initialize(
     float_module_list: Iterable[str] | None = None, custom_quant_modules: Iterable[Replacement] | None = None
 ) -> ExitStack:
-    """Let ``torch.nn.Conv2d`` and its like be their quantized versions, so that a model built now is quantized.
+    """Replace ``torch.nn.Conv2d`` and the like by their quantized versions, so that a model built now is quantized.
 
     ::
 
@@ -31,7 +31,7 @@ def initialize(
         custom_quant_modules: more replacements, as (module, name in it, class); they win over ``float_module_list``.
 
     Returns:
-        A context: :func:`deactivate` is called when it is left.
+        A context that calls :func:`deactivate` on exit.
     """
     if _originals:
         raise ConfigError("quant_modules is initialized already; deactivate() it first")
@@ -53,14 +53,14 @@ def initialize(
 
 
 def deactivate() -> None:
-    """Put the original classes back; does nothing if they are there."""
+    """Restore the original classes; does nothing if they are in place."""
     while _originals:
         place, name, original = _originals.pop()
         setattr(place, name, original)
 
 
 def replaceable() -> dict[str, type[nn.Module]]:
-    """The layers of ``torch.nn`` that are replaced unasked, by name, and what replaces them."""
+    """The layers of ``torch.nn`` that are replaced by default, by name, and their replacements."""
     return {
         source.__name__: cls
         for source, cls in QMODULES.items()

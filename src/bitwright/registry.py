@@ -17,7 +17,7 @@ ENTRY_POINT_GROUP = "bitwright.plugins"
 
 
 class _Waiting(threading.local):
-    """Whether this thread imports a package of ours, which plug-ins may need: they wait until it is whole."""
+    """Whether this thread is importing one of our packages; plug-ins may need it, so they wait until it is complete."""
 
     importing = False
 
@@ -58,7 +58,7 @@ class Registry(Generic[T]):
         return decorate
 
     def unregister(self, name: str) -> None:
-        """Forget ``name`` and its aliases."""
+        """Remove ``name`` and its aliases."""
         self.get(name)
         target = self._aliases.get(name, name)
         del self._items[target]

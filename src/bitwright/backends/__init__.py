@@ -1,4 +1,4 @@
-"""Backends: what targets really do, one file each. A new one is one file with ``register_backend``, or a YAML file."""
+"""Backends: what targets can do, one file each. A new one is one file with ``register_backend``, or a YAML file."""
 
 from bitwright.backends.base import Backend
 from bitwright.backends.files import BACKENDS, find_backend, load_backend, register_backend

@@ -1,4 +1,4 @@
-"""Backend: what a piece of hardware or a runtime really does, as data."""
+"""Backend: what a piece of hardware or a runtime does, as data."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -65,11 +65,11 @@ class Backend(Strict):
 
     @classmethod
     def of(cls, **settings: Any) -> "Backend":
-        """Make a backend of plain data; a ConfigError names all mistakes at once."""
+        """Build a backend from plain data; a ConfigError lists all mistakes at once."""
         return validated(settings)
 
     def with_(self, **changes: Any) -> "Backend":
-        """Return a copy with other settings; a mapping changes only the settings of a group that it names.
+        """Return a copy with other settings; a mapping changes only the listed settings of a group.
 
         ::
 
@@ -90,7 +90,7 @@ class Backend(Strict):
 
 
 def validated(data: Mapping[str, Any], where: str = "") -> Backend:
-    """Make a backend of its settings; a ConfigError names all mistakes at once and calls the backend ``where``."""
+    """Build a backend from its settings; a ConfigError lists all mistakes at once and names the backend ``where``."""
     try:
         return Backend.model_validate(dict(data))
     except ValidationError as error:
@@ -99,7 +99,7 @@ def validated(data: Mapping[str, Any], where: str = "") -> Backend:
 
 
 def merged(value: Strict, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a backend, or of one of its groups, with some of them changed."""
+    """The settings of a backend, or of one of its groups, with some changed."""
     given = {name: getattr(value, name) for name in type(value).model_fields}
     for name, change in changes.items():
         group = given.get(name)

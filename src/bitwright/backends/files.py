@@ -24,12 +24,12 @@ def register_backend(backend: Backend, *, override: bool = False) -> Backend:
 
 
 def find_backend(source: Mapping[str, Any] | str | Path | Backend) -> Backend:
-    """Find the backend of a name (case does not matter, nor - or _), or read one; all mistakes are named at once.
+    """Find a backend by name (ignoring case, - and _), or read one; all mistakes are reported at once.
 
     Args:
         source: a name, the path of a YAML or JSON file, or plain data: the fields of :class:`Backend`, and ``base``,
-            another backend's name, whose settings serve where none is given. Conditions are functions: they come from
-            the base, or from a backend written in Python.
+            another backend's name, whose settings are the defaults. Conditions are functions, so they come from the
+            base, or from a backend written in Python.
     """
     if isinstance(source, Mapping):
         return _parse(source, "the backend")

@@ -1,4 +1,4 @@
-"""ONNX with QLinear operators: affine uint8, one scale per tensor, only what has such an operator."""
+"""ONNX with QLinear operators: affine uint8, one scale per tensor, only operators that have one."""
 
 from bitwright.backends.base import Backend
 from bitwright.backends.files import register_backend

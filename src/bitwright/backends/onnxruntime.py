@@ -8,13 +8,13 @@ from bitwright.backends.words import AVERAGE_POOLS, CONVOLUTIONS, RELUS, up_to
 
 
 def _wrong_where_flat(node: fx.Node) -> str:
-    """QLinearSoftmax gives wrong integers where all results are alike, as in attention before training."""
+    """QLinearSoftmax returns wrong integers if all results are alike, as in attention before training."""
     return "onnxruntime's integer softmax is wrong for flat distributions"
 
 
 # Attention stays float by default. Two blocks of width 192, CPU time in one thread, with its products in integers and
 # without: 197 tokens 2.98 and 3.04 ms, 128 tokens 1.70 and 1.71 ms, with a mask 1.94 and 1.82 ms, at equal noise; in
-# OpenVINO 3.28 and 3.32, 1.86 and 1.89, 2.06 and 2.04 ms. And the decomposed model gives other bits than the float one
+# OpenVINO 3.28 and 3.32, 1.86 and 1.89, 2.06 and 2.04 ms. Also, the decomposed model differs in bits from the float one
 # while quantizers are off. Softmax stays float.
 SPLIT_ATTENTION = "schedules: {decompose_attention: true} shows its products"
 
@@ -23,8 +23,8 @@ SPLIT_ATTENTION = "schedules: {decompose_attention: true} shows its products"
 # 0.111 and 0.101 ms.
 _NOT_SPLIT = ", and it was not split (split_activations in the notes says why)"
 
-# Transposed convolutions have no integer kernel, but onnxruntime quantizes a float weight between quantized tensors by
-# itself, per tensor and unasked. A weight that Bitwright has quantized, per channel, it leaves alone.
+# Transposed convolutions have no integer kernel, but onnxruntime quantizes a float weight between quantized tensors,
+# per tensor and unasked. It leaves alone a weight that Bitwright quantized per channel.
 _RESULT_QUANTIZED = (*CONVOLUTIONS, "add", "mul", "cat", *AVERAGE_POOLS, "leaky_relu", "sigmoid", "softmax")
 _RESULT_FREE = ("linear", "matmul")
 
@@ -36,7 +36,7 @@ ONNXRUNTIME = register_backend(
         activations={
             "spec": "uint8 affine tensor",
             "formats": ("uint8", "int8"),
-            "write_unsigned": True,  # its integer kernels want u8, and its own conversion breaks some files
+            "write_unsigned": True,  # its integer kernels expect u8, and its own conversion breaks some files
         },
         operators={
             "integer": dict.fromkeys(_RESULT_QUANTIZED, "both") | dict.fromkeys(_RESULT_FREE, "inputs"),

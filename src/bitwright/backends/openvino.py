@@ -12,9 +12,9 @@ from bitwright.nn.operators.moves import PADS_WITH_OWN_VALUES
 
 
 def _joins_wrongly(node: fx.Node) -> str | None:
-    """OpenVINO takes the axis of a quantized concatenation for channels, and computes wrong values where it is not.
+    """OpenVINO mistakes the axis of a quantized concatenation for channels, and then computes wrong values.
 
-    It gives each channel of the result a scale then, and refuses linear layers that read it.
+    It then gives each channel of the result its own scale, and refuses linear layers that read it.
     """
     rank = len(shape_of(node) or ())
     axis = node.kwargs.get("axis", argument(node, None, 1, "dim", 0))
@@ -30,7 +30,7 @@ def _adds_a_constant(node: fx.Node) -> str | None:
 
 
 def _is_constant(node: fx.Node) -> bool:
-    """Whether a tensor is computed from no input's data: from parameters, buffers and sizes alone."""
+    """Whether a tensor does not depend on an input's data, only on parameters, buffers and sizes."""
     computed = needed_for([node], lambda n: not facts(n).plain)
     return not any(n.op == "placeholder" for n in computed)
 
@@ -46,7 +46,7 @@ def _operator(node: fx.Node) -> Operator | None:
 
 
 def _pads_wrongly(node: fx.Node) -> str | None:
-    """OpenVINO (2026.4) takes the zero point of a tensor padded along one dimension for one of each channel."""
+    """OpenVINO (2026.4) mistakes the zero point of a tensor padded along one dimension for one per channel."""
     module = _module(node)
     if argument(node, module, 2, "mode", "constant") != "constant" or isinstance(module, PADS_WITH_OWN_VALUES):
         return None
@@ -60,7 +60,7 @@ def _pads_wrongly(node: fx.Node) -> str | None:
 def _counts_padding(node: fx.Node) -> str | None:
     """OpenVINO (2026.4) averages quantized tensors as if the padding held their zero point.
 
-    In ONNX a divisor of one's own is a factor after the average, which OpenVINO rounds before it is multiplied.
+    In ONNX a custom divisor is a factor after the average, which OpenVINO rounds before multiplying.
     """
     module = _module(node)
     if argument(node, module, 6, "divisor_override"):
@@ -72,13 +72,13 @@ def _counts_padding(node: fx.Node) -> str | None:
 
 
 def _averages_wrongly(node: fx.Node) -> str | None:
-    """OpenVINO (2026.4) takes the zero point wrongly into account where a sequence has one channel."""
+    """OpenVINO (2026.4) applies the zero point wrongly if a sequence has one channel."""
     shape = shape_of(node)
     return "OpenVINO averages a single channel in float" if shape is not None and shape[-2:-1] == (1,) else None
 
 
 def _convolves_wrongly(node: fx.Node) -> str | None:
-    """OpenVINO (2026.4) reads what is not there where a window lies in the padding, if the zero point is not 0.
+    """OpenVINO (2026.4) reads out of bounds where a window lies in the padding, if the zero point is not 0.
 
     It takes the zero point wrongly into account, for some sizes, where one channel has several results, and computes
     other values of a padded volume with one channel and one slice. It moves the stride of a kernel of size 1 before the
@@ -135,7 +135,7 @@ def _pads_convolution_wrongly(
 
 
 def _misses(size: int, kernel: int, padding: tuple[int, int], stride: int, dilation: int) -> bool:
-    """Whether a window along one dimension has none of the tensor's values."""
+    """Whether some window along one dimension has none of the tensor's values."""
     first = range(-padding[0], size + padding[1] - dilation * (kernel - 1), stride)
     return any(all(not 0 <= at + dilation * tap < size for tap in range(kernel)) for at in first)
 

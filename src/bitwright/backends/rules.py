@@ -1,4 +1,4 @@
-"""The groups of settings that a Backend is made of: rules on tensors, on operators, and on folding."""
+"""The groups of settings of a Backend: rules on tensors, on operators, and on folding."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, Literal
@@ -52,9 +52,9 @@ Place = Annotated[
 
 
 class TensorRules(Strict):
-    """Which tensors of one kind a target has, and what they are unless the recipe says otherwise.
+    """Which tensors of one kind a target supports, and the default unless the recipe says otherwise.
 
-    Plain text in place of these rules is the spec.
+    A plain string instead of these rules is the spec.
     """
 
     spec: SpecText | None = None
@@ -84,7 +84,7 @@ class TensorRules(Strict):
         return frozenset(NumberFormat(name).name for name in names)
 
     def why_not(self, spec: QuantSpec, kind: str) -> str | None:
-        """What is wrong with a spec, said of a target that has no such ``kind`` of tensors; None if nothing is."""
+        """Why a target does not support a spec for this ``kind`` of tensors; None if it does."""
         if self.formats and spec.format.name not in self.formats:
             return f"has no {kind} in {spec.format}; it has {listed(self.formats)}"
         granularity = granularity_of(spec)
@@ -101,7 +101,7 @@ class TensorRules(Strict):
 
 
 class WeightRules(TensorRules):
-    """Which weights a target has."""
+    """Which weights a target supports."""
 
     granularities: frozenset[Granularity] = frozenset({"tensor", "channel"})
     """What can have a scale of its own: the tensor, a channel, a group."""
@@ -112,14 +112,14 @@ class WeightRules(TensorRules):
 
 
 class ActivationRules(TensorRules):
-    """Which activations a target has."""
+    """Which activations a target supports."""
 
     write_unsigned: bool = False
     """Whether int8 activations are written as uint8, shifted by 128: the same values as other integers."""
 
 
 class OperatorRules(Strict):
-    """Which operators a target runs in integers, and how. A glob such as ``conv?d`` stands for all that match."""
+    """Which operators a target runs in integers, and how. A glob such as ``conv?d`` includes all that match."""
 
     integer: Annotated[Mapping[Operator, Place], ByOperator] = Field(default_factory=dict)
     """Operators that run in integers, and where they have quantizers: ``inputs`` (their result may stay float where

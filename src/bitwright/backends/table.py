@@ -19,7 +19,7 @@ print(tensorrt.weights.spec, tensorrt.operators.integer["conv2d"])
 
 
 def summary(backend: Backend) -> list[tuple[str, str]]:
-    """What is true of a backend as a whole: specs, defaults, fusions, sharing and limits."""
+    """Summarize a backend: specs, defaults, fusions, sharing and limits."""
     operators = backend.operators
     merged = [f"{before} and {after}" for after, those in operators.merged.items() for before in sorted(those)]
     lines = [
@@ -43,7 +43,7 @@ def summary(backend: Backend) -> list[tuple[str, str]]:
 
 
 def _choices(backend: Backend) -> Iterable[tuple[str, str]]:
-    """What a backend does one way or the other; nothing to say is empty text."""
+    """The choices of a backend; empty where there is nothing to say."""
     both_powers = backend.weights.power_of_two and backend.activations.power_of_two
     yield "scales", "powers of two" if both_powers else ""
     yield "first and last layers", f"{backend.first_last_bits} bits" if backend.first_last_bits else ""
@@ -111,7 +111,7 @@ def _limits(rules: TensorRules) -> str:
 
 
 def spec_text(rules: TensorRules) -> str:
-    """The spec of a kind of tensors, or the word that there is none."""
+    """The spec of a kind of tensors, or a note that there is none."""
     return "yours to choose" if rules.spec is None else str(rules.spec)
 
 

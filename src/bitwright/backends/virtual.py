@@ -1,4 +1,4 @@
-"""A machine that has every number format: for simulation, with whatever specs you ask for."""
+"""A virtual machine with every number format, for simulation with whatever specs you choose."""
 
 from bitwright.backends.base import Backend
 from bitwright.backends.files import register_backend

@@ -1,9 +1,9 @@
-"""Words that backends share: families of operators, and number formats."""
+"""Shared terms of backends: families of operators, and number formats."""
 
 RELUS = ("relu", "relu6", "clamp")
 CONVOLUTIONS = ("conv?d", "conv_transpose?d")
 AVERAGE_POOLS = ("avg_pool?d", "adaptive_avg_pool?d")  # those that take the largest value only move values
-# What most deployment toolkits take for integer work on images. A sum or product here includes that with a number.
+# What most deployment toolkits run in integers on images. A sum or product includes one with a number.
 IMAGE_OPERATORS = (*CONVOLUTIONS, "linear", "add", "mul", *AVERAGE_POOLS, "interpolate", "batch_norm", "prelu")
 LEARNED = "LearnableFakeQuantize"
 MOVING_RANGE = "EMAMinMaxObserver"

@@ -1,4 +1,4 @@
-"""Files without their model: a file against what ONNX defines it to compute, or against another file."""
+"""Files without their model: compare a file with its definition by ONNX, or with another file."""
 
 import itertools
 import os
@@ -37,15 +37,16 @@ def check_file(
 ) -> Proof:
     """Run a file in runtimes and compare its outputs with those that ONNX defines, operator by operator.
 
-    It needs no model, so it cannot tell whether the file does what was simulated: see ``verify``. One that was changed
-    after Bitwright wrote it is refused.
+    It needs no model, so it cannot tell whether the file does what was simulated; ``verify`` can. A file that was
+    changed after Bitwright wrote it is refused.
 
     Args:
         path: the file.
         batches: inputs of the file: tensors, tuples of tensors in its order, or dicts; at most 8 are used.
-        runtimes: where to run it; by default in onnxruntime, and in ``reference`` what is made of a file of ranges.
-        backend: what the file is for; the constraints published for that target are checked, and must be kept.
-        limits: what must be kept; of those of :class:`Limits`, ``output``, ``coverage``, ``coverage_multiply_adds`` and
+        runtimes: where to run it; by default in onnxruntime, or in ``reference`` for a model rebuilt from a file of
+            ranges.
+        backend: the file's target, whose published constraints are checked and must be kept.
+        limits: limits to keep; of those in :class:`Limits`, ``output``, ``coverage``, ``coverage_multiply_adds`` and
             ``speedup`` can be measured here. Without any, nothing is judged.
         latency: measure the speed and the peak memory against FP32 in the same runtime.
     """
@@ -76,7 +77,7 @@ def compare_files(
 ) -> RuntimeProof:
     """Run two files in a runtime: how far the outputs of ``b`` are from those of ``a``, how ``b`` runs, and how fast.
 
-    The latency is that of ``b`` against ``a``, in the place of FP32.
+    The latency compares ``b`` with ``a`` instead of FP32.
     """
     first, data = _read(a, batches)
     second = format_of(Path(b)).read(Path(b))
@@ -111,7 +112,7 @@ def _compared(
 
 
 class _Expected(nn.Module):
-    """What another session gives, in the place of a simulation."""
+    """The results of another session, instead of a simulation."""
 
     def __init__(self, file: LoadedFile, session: Session) -> None:
         super().__init__()

@@ -21,7 +21,7 @@ def add_coverage(
     ledger: Ledger | None,
     feeds: Mapping[str, np.ndarray],
 ) -> None:
-    """Enter what was executed into the proof."""
+    """Add what was executed to the proof."""
     work = file.multiply_adds(feeds)
     namer = _Namer(runtime, file, ledger, set(work))
     proof.operators = [_check(e, namer, work) for e in executed if e.role == "compute"]
@@ -45,7 +45,7 @@ def _check(executed: Executed, namer: "_Namer", work: Mapping[str, int | None]) 
 
 
 class _Namer:
-    """Speaks of the file's operators in the user's words."""
+    """Names the file's operators in the user's terms."""
 
     def __init__(self, runtime: Runtime, file: LoadedFile, ledger: Ledger | None, heavy: set[str]) -> None:
         self._runtime, self._heavy = runtime, heavy
@@ -57,12 +57,12 @@ class _Namer:
         self._reasons = {e.name: e.reason for e in entries if e.verdict.value in _FLOAT_VERDICTS and e.reason}
 
     def names(self, nodes: tuple[str, ...]) -> list[str]:
-        """The user's modules and nodes, the first first."""
+        """The user's modules and nodes, in order."""
         main = [n for n in self._main(nodes) if n in self._origins]
         return list(dict.fromkeys(self._origins[n].name for n in main))
 
     def kind(self, executed: Executed) -> str:
-        """What it computes: Bitwright's word, or the file's for a part (the bias of a layer), or the runtime's."""
+        """What it computes: Bitwright's term, or the file's for a part (the bias of a layer), or the runtime's."""
         for node in self._main(executed.nodes):
             if node in self._origins:
                 origin = self._origins[node]
@@ -81,6 +81,6 @@ class _Namer:
         return f"{self._runtime.name} did not fuse it with its quantizers"
 
     def _main(self, nodes: tuple[str, ...]) -> list[str]:
-        """The nodes that compute, if any do, the heavy ones first."""
+        """The nodes that compute, if any, heaviest first."""
         computing = [n for n in nodes if self._types.get(n) not in ("QuantizeLinear", "DequantizeLinear")]
         return sorted(computing, key=lambda n: n not in self._heavy) or list(nodes)

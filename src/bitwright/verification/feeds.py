@@ -1,4 +1,4 @@
-"""Feeds: a model's inputs as the arrays that a file takes."""
+"""Feeds: a model's inputs as the arrays that a file expects."""
 
 from typing import Any
 

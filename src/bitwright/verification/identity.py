@@ -1,4 +1,4 @@
-"""Identity: a file is only compared with the very model that it was exported from."""
+"""Identity: a file is compared only with the very model that it was exported from."""
 
 from torch import nn
 
@@ -9,7 +9,7 @@ from bitwright.exporting.fingerprint import fingerprint
 
 
 def check_identity(model: nn.Module, file: LoadedFile) -> ExportRecord:
-    """Return the record of a file that was exported from this model as it is now, or refuse it."""
+    """Return the record of a file that was exported from this model in its current state, or refuse the file."""
     record, path = file.record, str(file.path)
     if record is None:
         raise VerifyError(

@@ -12,7 +12,7 @@ from bitwright.verification.runtimes.base import Runtime
 
 
 def measure_latency(runtime: Runtime, file: LoadedFile, twin: LoadedFile, batch: Mapping[str, np.ndarray]) -> Latency:
-    """Time the best of several runs on the first sample, or on the batch if the file does not take one sample."""
+    """Time the best of several runs on the first sample, or on the batch if the file does not accept one sample."""
     feeds: Mapping[str, np.ndarray] = {name: value[:1] if value.ndim else value for name, value in batch.items()}
     try:
         times = runtime.race([file, twin], feeds)
@@ -33,7 +33,7 @@ def _time_as_is(found: Latency, runtime: Runtime, files: list[LoadedFile], feeds
     try:
         times = runtime.race(files, feeds, as_is=True)
         found.default_quantized_ms, found.default_float_ms = (seconds * 1e3 for seconds in times)
-    except VerifyError as error:  # it says nothing against what was measured in float32
+    except VerifyError as error:  # this does not invalidate the measurements in float32
         found.default_problem = str(error)
 
 
@@ -44,7 +44,7 @@ def measure_memory(
     feeds = {name: value[:count] if value.ndim else value for name, value in batch.items()}
     try:
         taken = [runtime.peak_memory(f, feeds) for f in (file, twin)]
-    except VerifyError:  # it says nothing against what was measured of values and speed
+    except VerifyError:  # this does not invalidate the measurements of values and speed
         return None
     return Memory(*taken) if None not in taken else None  # pyrefly: ignore
 

@@ -1,4 +1,4 @@
-"""Limits: what a file must keep, and what it misses."""
+"""Limits: what a file must meet, and what it misses."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -9,24 +9,24 @@ from bitwright.verification.proof import OutputCheck, RuntimeProof, TensorCheck,
 
 @dataclass(frozen=True)
 class Limits:
-    """What a file must keep, in every runtime; None sets no limit. What was not measured keeps no limit.
+    """Limits that a file must meet in every runtime; None sets no limit. What was not measured misses its limit.
 
     The first five are the default: they say that the file does what the simulation does.
 
     Attributes:
-        largest: largest gap of a quantized value, in steps, layer by layer from equal inputs. One step is what a value
-            on a rounding border, or a sigmoid computed in another way, makes.
+        largest: largest gap of a quantized value, in steps, layer by layer from equal inputs. A value on a rounding
+            border, or a sigmoid computed in another way, is one step off.
         uncompared: how many placed quantizers may stay uncompared without a good reason.
         output_local: largest difference of an output computed from the runtime's own quantized tensors, as a share of
-            its magnitude: what float arithmetic in another order makes.
+            its magnitude, as from float arithmetic in another order.
         output_steps: largest difference of an output to the free-running simulation, in units of what one step of noise
             at every quantizer does to it.
-        violations: how many places may break what the target's makers demand of files; advice does not count.
+        violations: how many places may break constraints of the target; advice does not count.
         output: largest difference of an output to the free-running simulation, as a share of its magnitude.
-        coverage: least share of the executed operators in integers, from 0 to 1, by number.
+        coverage: minimum share of the executed operators in integers, from 0 to 1, by number.
         coverage_multiply_adds: the same by multiplications and additions.
-        equal: least share of quantized values equal to the simulation, from 0 to 1.
-        speedup: least speed against FP32.
+        equal: minimum share of quantized values equal to the simulation, from 0 to 1.
+        speedup: minimum speedup over FP32.
     """
 
     largest: int | None = 1
@@ -50,7 +50,7 @@ class Limits:
 
     @classmethod
     def parse(cls, limits: "Limits | Mapping[str, float | None] | None") -> "Limits | None":
-        """Read limits: a mapping changes the default ones; None, or a mapping of nothing but None, sets none."""
+        """Read limits: a mapping changes the defaults; None, or a mapping of only None, sets no limits."""
         if isinstance(limits, Mapping):
             known = [f.name for f in fields(cls)]
             for name in limits:
@@ -62,7 +62,7 @@ class Limits:
         return None if limits == NO_LIMITS else limits
 
     def broken_by(self, violations: Sequence[Violation]) -> list[str]:
-        """Say which violations are too many: all of them, if there are more than allowed."""
+        """List all violations if there are more than allowed."""
         broken = [v for v in violations if not v.advice]
         return [] if self.violations is None or len(broken) <= self.violations else violations_in_words(broken)
 

@@ -1,4 +1,4 @@
-"""Compare a file's outputs with the simulation's: all there, in order, of one shape and type, finite, and close."""
+"""Compare a file's outputs with the simulation's: all there, in order, with equal shape and type, finite, and close."""
 
 import dataclasses
 import itertools
@@ -20,7 +20,7 @@ from bitwright.verification.tensors import rounding_by
 FLOAT_TOLERANCE = 1e-4
 """A share of an output's magnitude: what float32 in another order of summing may make of it."""
 _DRAWS = 4  # of noise
-_MANY = 16  # values that a channel needs for a magnitude of its own
+_MANY = 16  # values that a channel needs to have its own magnitude
 _LEAST = 0.01  # of the whole output's magnitude, which float arithmetic elsewhere in it may leave in a channel
 
 
@@ -44,7 +44,7 @@ class OutputTally:
             model: the simulation.
             inputs: the batch.
             given: the runtime's outputs by name.
-            following: what the simulation made of the runtime's own quantized tensors; None if that is not known.
+            following: the simulation's results from the runtime's own quantized tensors; None if unknown.
         """
         free = tensors_in(simulate(model, inputs))
         followed = [] if following is None else tensors_in(following)
@@ -87,7 +87,7 @@ class OutputTally:
         return list(self._checks.values())
 
     def _noise(self, model: nn.Module, inputs: Inputs, free: list[Tensor]) -> list[float]:
-        """How far one step of noise at every quantizer moves each output, as far as it stays finite."""
+        """How far one step of noise at every quantizer moves each output, where it stays finite."""
         generator = torch.Generator().manual_seed(0)
         largest = [0.0] * len(free)
 
@@ -140,9 +140,9 @@ def _share(gap: Tensor, ours: Tensor) -> float:
 
 
 def difference(ours: Tensor, theirs: Tensor) -> Tensor:
-    """How far values are apart: NaN and NaN not at all, nor equal infinities; NaN and any other, infinitely.
+    """How far apart values are: 0 for two NaNs or equal infinities, infinitely for NaN and anything else.
 
-    Integers, such as classes and indices, and booleans are the same or one apart.
+    Integers, such as classes and indices, and booleans are 0 or 1 apart.
     """
     a, b = (t.detach().cpu() for t in (ours, theirs))
     if not (a.is_floating_point() and b.is_floating_point()):
@@ -177,7 +177,7 @@ def as_tensor(value: np.ndarray) -> Tensor:
 
 
 def _one_step_off(quantizer: TensorQuantizer, x: Tensor, generator: torch.Generator) -> Tensor:
-    """What a quantizer gives, with each value one step up, one step down, or as it is."""
+    """A quantizer's result, with each value moved one step up, one step down, or not at all."""
     spec, method = quantizer.spec, quantizer.method
     away = torch.randint(-1, 2, x.shape, generator=generator).to(x.device)
     if spec.format.floating:
@@ -189,7 +189,7 @@ def _one_step_off(quantizer: TensorQuantizer, x: Tensor, generator: torch.Genera
 
 
 def leaves(value: Any) -> Iterator[Any]:  # noqa: ANN401
-    """What a model's result is made of, in the order in which the exporter lists it."""
+    """The parts of a model's result, in the exporter's order."""
     if isinstance(value, Mapping):
         value = list(value.values())
     elif dataclasses.is_dataclass(value):

@@ -60,21 +60,21 @@ def verify(
 ) -> Proof:
     """Prove that an exported file does what the calibrated ``model`` simulates.
 
-    The file must be one that ``export`` made of this very model, as it is now: one of another model, one that was
-    changed, and a model that was changed since are refused.
+    The file must have been exported from this very model in its current state. A file of another model, a changed file
+    and a model changed since then are refused.
 
     Args:
         model: the prepared and calibrated model that was exported.
         path: the file.
         batches: inputs as for ``calibrate``; at most 8 of them are used.
         runtimes: where to run the file. By default where the backend's target runs; the other runtimes that the backend
-            names are tried too, and what they do not keep is a note. Where no runtime here executes files for the
-            target, ``reference`` proves the values, and a note says that the target's own kernels are not proven.
-        limits: what must be kept for ``proof.ok``; what is not goes to ``proof.missed``. A mapping changes the default
+            names are tried too, and what they miss becomes a note. If no runtime here executes files for the target,
+            ``reference`` proves the values, and a note says that the target's own kernels are not proven.
+        limits: the limits for ``proof.ok``; those missed are listed in ``proof.missed``. A mapping changes the default
             limits (see :class:`Limits`); None compares without judging, and ``proof.ok`` is None.
         latency: measure the speed and the peak memory against FP32 in the same runtime.
-        timeout: seconds that a runtime may take for one step, as loading or running the file, before it counts as hung.
-            onnxruntime and OpenVINO run in a process of their own, so that a crash, too, is a finding of the proof.
+        timeout: seconds that a runtime may take for one step, such as loading or running the file, before it counts as
+            hung. onnxruntime and OpenVINO run in a child process, so a crash, too, becomes a finding of the proof.
         progress: show a progress bar; by default only on a terminal.
     """
     bounds = Limits.parse(limits)
@@ -123,14 +123,14 @@ def verify(
 def _measure(
     proof: RuntimeProof, runtime: Runtime, file: LoadedFile, twin: LoadedFile, feeds: Mapping[str, np.ndarray]
 ) -> None:
-    """Measure speed and memory of a file beside those of the float network."""
+    """Measure speed and memory of a file against the float network."""
     proof.latency = measure_latency(runtime, file, twin, feeds)
     add_float_times(proof, runtime, twin, feeds)
     proof.memory = measure_memory(runtime, file, twin, feeds, proof.latency.batch)
 
 
 def add_violations(proof: Proof, backend: Backend, file: LoadedFile) -> None:
-    """Check what the target's makers demand of files, and say what that leaves unproven."""
+    """Check the target's constraints, and say what remains unproven."""
     name, known, view = backend.name, constraints_of(backend), View.of(file)
     limits = proof.limits or NO_LIMITS
     if known and view is None:
@@ -150,9 +150,9 @@ def add_violations(proof: Proof, backend: Backend, file: LoadedFile) -> None:
 def run_file(
     path: str | os.PathLike[str], runtime: str = "onnxruntime", *, quantized: bool = True
 ) -> Callable[..., Any]:
-    """Load an exported file as a function from tensors to tensors, to be called as the model is.
+    """Load an exported file as a function from tensors to tensors, called like the model.
 
-    A file that was changed after Bitwright wrote it is refused. What the function gives is not judged: see ``verify``.
+    A file that was changed after Bitwright wrote it is refused. The function's results are not judged; see ``verify``.
     With ``quantized=False``, it computes the same network in FP32: without quantizers, weights dequantized.
     """
     source = Path(path)
@@ -192,7 +192,7 @@ def _named(names: list[str]) -> list[Runtime]:
 def _prove(
     model: nn.Module, file: LoadedFile, record: ExportRecord, runtime: Runtime, data: list[Inputs], show: bool | None
 ) -> RuntimeProof:
-    """Do the work on one runtime."""
+    """Prove the file in one runtime."""
     proof = RuntimeProof(runtime.name, runtime.version, dict(runtime.settings))
     simulation = model if record.quantized else float_twin(model).model
     weights = {t.quantizer for t in record.tensors if t.kind == "weight"}
@@ -223,7 +223,7 @@ def _prove(
 
 
 def _crashed(runtime: Runtime, file: LoadedFile, feeds: Mapping[str, np.ndarray], error: RuntimeDied) -> RuntimeProof:
-    """What is known of a runtime that crashed or hung: how, and with which operator that begins."""
+    """What is known about a runtime that crashed or hung: how, and which operator triggers it."""
     where = where_it_dies(runtime, file, feeds)
     how = str(error).removeprefix(f"{runtime.name} ")
     begins = f"; it begins with {where}" if where else ""

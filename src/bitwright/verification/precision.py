@@ -1,4 +1,4 @@
-"""Compare a file with a model in half precision: by the float32 twin, and the twin with the model itself."""
+"""Compare a file with a model in half precision: the file with the float32 twin, and the twin with the model."""
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +10,7 @@ from bitwright.verification.outputs import difference, magnitude, simulate, tens
 
 
 def in_files_precision(model: nn.Module, data: list[Inputs]) -> tuple[nn.Module, list[Inputs], list[str]]:
-    """The model and the data in float32, in which files compute; and, where that changes them, by how much."""
+    """The model and the data in float32, as files compute, and by how much that changes results, if it does."""
     kind = precision_of(model)
     if kind is torch.float32:
         return model, data, []

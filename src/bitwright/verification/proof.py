@@ -1,6 +1,6 @@
-"""Proof: what verify found, as plain values that print, compare with limits, and turn into JSON.
+"""Proof: the findings of verify, as plain values that print, compare with limits, and convert to JSON.
 
-What was not measured is None, and None keeps no limit.
+What was not measured is None, and None misses every limit.
 """
 
 from collections.abc import Iterable
@@ -11,22 +11,22 @@ if TYPE_CHECKING:
     from bitwright.verification.limits import Limits
 
 _NAMED = 6  # operators that words name
-_SLOWER, _LEAST_LOSS = 1.1, 1.0  # times, and microseconds, that tell slower from noise
+_SLOWER, _LEAST_LOSS = 1.1, 1.0  # factor, and microseconds, that separate slower from noise
 
 
 @dataclass
 class TensorCheck:
-    """One quantized tensor of the file against the simulation, both computed from the same inputs.
+    """One quantized tensor of the file compared with the simulation, both computed from the same inputs.
 
     Attributes:
         name: the node, layer or input whose value is quantized.
-        largest: largest difference in quantization steps; None where nothing was compared.
+        largest: largest difference in quantization steps; None if nothing was compared.
         mean: mean difference in steps.
         equal: share of values that are equal, from 0 to 1.
-        values: how many values were compared.
+        values: the number of values compared.
         kind: ``activation`` if it is computed, ``weight`` if the file stores it.
         reason: why it was not compared.
-        excused: whether that is a good reason: the file computes no such tensor, and needs none.
+        excused: whether that is a good reason: the file does not compute this tensor and does not need it.
     """
 
     name: str
@@ -47,12 +47,12 @@ class OperatorCheck:
         name: the user's modules or nodes that it computes.
         kind: the operator: conv2d, linear, softmax …
         integer: whether it ran in integers.
-        runs_as: what the runtime calls it.
-        reason: why it ran in float, where that is known.
-        multiply_adds: how many multiplications and additions it takes; None where its shapes are not known.
-        microseconds: how long it took, at the least of several runs.
-        float_microseconds: how long the same took in the float network; None where that is not known.
-        nodes: the operators of the file that it stands for.
+        runs_as: the runtime's name for it.
+        reason: why it ran in float, if known.
+        multiply_adds: the number of multiplications and additions; None if its shapes are unknown.
+        microseconds: its time, the minimum of several runs.
+        float_microseconds: the time of the same in the float network; None if unknown.
+        nodes: the operators of the file that it covers.
     """
 
     name: str
@@ -70,7 +70,7 @@ class OperatorCheck:
 class OutputCheck:
     """One output of the file.
 
-    A difference is infinite where one side is not finite and the other is not the same; NaN equals NaN.
+    A difference is infinite if one side is not finite and the other differs; NaN equals NaN.
 
     Attributes:
         name: the output.
@@ -80,7 +80,7 @@ class OutputCheck:
         steps: the largest difference over what one step of noise at every quantizer does to this output.
         local: largest difference, as a share of the magnitude, where the simulation computes the output from the
             runtime's own quantized tensors, so that only what comes after the last of them differs.
-        problem: what is wrong with it as a whole: it is missing, one too many, or of another shape or type.
+        problem: what is wrong with the whole output: missing, superfluous, or of another shape or type.
     """
 
     name: str
@@ -99,10 +99,10 @@ class Latency:
     Attributes:
         quantized_ms: the file, with float32 where it computes in float.
         float_ms: the same network in float32.
-        batch: how many samples one run took.
-        default_precision: what the runtime computes float parts in unless told otherwise, if not in float32.
-        default_quantized_ms: the file as the runtime runs it then.
-        default_float_ms: the float network as the runtime runs it then.
+        batch: the number of samples in one run.
+        default_precision: the runtime's default precision for float parts, if not float32.
+        default_quantized_ms: the file in that precision.
+        default_float_ms: the float network in that precision.
         default_problem: why the runtime could not be timed in that precision, if so.
     """
 
@@ -129,7 +129,7 @@ class Latency:
 
 @dataclass
 class Memory:
-    """What loading the file and running one sample takes at most, in a process of its own, in bytes.
+    """Peak memory for loading the file and running one sample, in a fresh process, in bytes.
 
     Attributes:
         quantized_bytes: of the file, beyond what the runtime's package takes.
@@ -141,21 +141,21 @@ class Memory:
 
     @property
     def share(self) -> float | None:
-        """The part of FP32's memory that the file takes; None where that took nothing that can be measured."""
+        """The file's memory as a share of FP32's; None if FP32's was too small to measure."""
         return self.quantized_bytes / self.float_bytes if self.float_bytes else None
 
 
 @dataclass
 class Diagnosis:
-    """Why a runtime gives other values than the file says, as far as trying reasons told.
+    """Why a runtime computes other values than the file says, as found by testing reasons.
 
     Attributes:
         tensor: the first quantized tensor that is off by more than one step.
-        reasons: what explains it: prevented, the runtime does not deviate; or emulated, its values come out.
+        reasons: explanations: preventing one removes the deviation, or emulating one reproduces the runtime's values.
         words: the same in words.
-        tried: all that was tried.
+        tried: everything that was tested.
         alone: whether the layer deviates on its own, not only within the whole file.
-        problem: why nothing could be found out, if so.
+        problem: why no reason could be found, if so.
     """
 
     tensor: str
@@ -180,16 +180,16 @@ class RuntimeProof:
     Attributes:
         runtime: its name.
         version: its version.
-        settings: what it was told beyond its defaults, to compare in float32.
+        settings: its settings beyond the defaults, to compare in float32.
         outputs: the outputs of the file.
-        tensors: the quantized tensors, compared or with the reason why not.
-        operators: what it executed, but for what only moves or converts values.
-        others: how many operators it executed that move values, convert them, or compute indices.
-        unweighed: the layers and products that no executed operator claims to be.
+        tensors: the quantized tensors, compared, or with the reason why not.
+        operators: what it executed, except what only moves or converts values.
+        others: the number of executed operators that move values, convert them, or compute indices.
+        unweighed: the layers and products that no executed operator accounts for.
         latency: its speed, if measured.
         crash: how it crashed or hung, and at which operator, if it did.
         diagnosis: why it deviates, if it does by more than one step.
-        memory: what it takes at its peak, if measured.
+        memory: its peak memory, if measured.
         notes: what else there is to know.
     """
 

@@ -1,4 +1,4 @@
-"""Constraints: what a target's makers publish that its files must keep. A new one is one decorated function."""
+"""Constraints: rules that a target's makers publish for its files. A new one is one decorated function."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ CONSTRAINTS: Registry["Constraint"] = Registry("constraint")
 
 
 class Finding(NamedTuple):
-    """Where a file breaks a constraint: the node, layer or tensor, what is wrong there, and how to mend it."""
+    """Where a file breaks a constraint: the node, layer or tensor, what is wrong there, and how to fix it."""
 
     where: str
     problem: str
@@ -25,13 +25,13 @@ Check = Callable[[View], Iterable[Finding]]
 
 @dataclass(frozen=True)
 class Constraint:
-    """One thing that a target demands of a file.
+    """One rule of a target for files.
 
     Attributes:
-        name: how backends name it.
+        name: its name for backends.
         check: finds where a file breaks it.
-        source: who publishes it.
-        advice: whether the target also runs files that break it, only not as well.
+        source: where it is published.
+        advice: whether the target also runs files that break it, but not as well.
     """
 
     name: str
@@ -41,14 +41,14 @@ class Constraint:
 
     @property
     def text(self) -> str:
-        """What it demands, in one line."""
+        """The rule in one line."""
         return (self.check.__doc__ or self.name).strip().splitlines()[0]
 
 
 def register_constraint(
     name: str, *, source: str = "", advice: bool = False, override: bool = False
 ) -> Callable[[Check], Check]:
-    """File a function as a constraint; its docstring says what is demanded.
+    """Register a function as a constraint; its docstring states the rule.
 
     It is given a :class:`View` of a file and yields a :class:`Finding` for each place that breaks the constraint. It
     holds for the backends whose ``constraints`` name it, also by a glob such as ``tensorrt-*``.
@@ -62,7 +62,7 @@ def register_constraint(
 
 
 def constraints_of(backend: Backend) -> list[Constraint]:
-    """The constraints that a backend names; one that nobody registered is refused."""
+    """The constraints that a backend names; an unregistered one is refused."""
     names: dict[str, None] = {}
     for pattern in backend.constraints:
         found = CONSTRAINTS.names(pattern) or [pattern]

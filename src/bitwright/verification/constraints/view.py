@@ -1,4 +1,4 @@
-"""View: a file as constraints see it, a graph of operators and of tensors that are quantized between them."""
+"""View: a file as constraints see it, a graph of operators and the quantized tensors between them."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,12 +22,12 @@ class QuantizedTensor:
     """A tensor that is quantized and dequantized.
 
     Attributes:
-        name: what users call it.
-        kind: ``weight`` for a constant that a layer reads as such, ``bias`` for one of int32, else ``activation``.
+        name: the user's name for it.
+        kind: ``weight`` for a constant that a layer uses as its weight, ``bias`` for an int32 one, else ``activation``.
         type: of its integers (or fp8 numbers), such as ``int8``.
-        bits: how many bits of that type are used.
+        bits: the number of bits used.
         scale: float32; without dimensions for the whole tensor.
-        zero_point: shaped as the scale; zeros where the file names none.
+        zero_point: shaped like the scale; zeros if the file names none.
         axis: along which its scales lie; None for one scale.
         block: how many values along the axis share a scale; None for one.
         source: the float tensor that is quantized; empty for a constant.
@@ -67,11 +67,11 @@ class View:
 
     Args:
         model: a Q/DQ model.
-        record: what Bitwright wrote of it, for the users' words.
+        record: Bitwright's record of it, for the user's names.
         format: the name of the file's format.
 
     Attributes:
-        nodes: the operators that compute, without quantizers and what clips for them.
+        nodes: the operators that compute, without quantizers and their clips.
         tensors: the quantized tensors, in the order of the file.
     """
 
@@ -104,7 +104,7 @@ class View:
         return cls(model, file.record, written) if model is not None else None
 
     def named(self, node: "onnx.NodeProto") -> str:
-        """What users call an operator, and its type."""
+        """The user's name for an operator, and its type."""
         return f"{self._origins.get(node.name, node.name)} ({node.op_type})"
 
     def of_kind(self, *kinds: str) -> list[QuantizedTensor]:
@@ -116,7 +116,7 @@ class View:
         return [n for n in self.nodes if n.op_type in types]
 
     def read(self, node: "onnx.NodeProto", position: int) -> QuantizedTensor | None:
-        """The quantized tensor that an operator reads at a position, also through a Transpose; None if it is float."""
+        """The quantized tensor that an operator reads at a position, even through a Transpose; None if it is float."""
         if len(node.input) <= position:
             return None
         name = node.input[position]
@@ -125,7 +125,7 @@ class View:
         return self._by_result.get(name)
 
     def made(self, node: "onnx.NodeProto") -> QuantizedTensor | None:
-        """The quantized tensor that an operator computes, also with a bias or an activation; None if it stays float."""
+        """The quantized tensor that an operator computes, even with a bias or activation; None if it stays float."""
         name = node.output[0]
         while name not in self._by_source:
             after = self.readers.get(name, [])
@@ -160,7 +160,7 @@ class View:
 
     @cached_property
     def shapes(self) -> dict[str, list[int | None]]:
-        """The shapes of tensors, as far as they can be inferred; None for sizes that are free."""
+        """The shapes of tensors that can be inferred, with None for free sizes."""
         import onnx
 
         inferred = onnx.shape_inference.infer_shapes(self.model).graph
@@ -219,7 +219,7 @@ class View:
         )
 
     def _scale(self, node: "onnx.NodeProto") -> np.ndarray:
-        """A quantizer's scale; NaN where it is no constant."""
+        """A quantizer's scale; NaN if it is not constant."""
         return self.constants.get(node.input[1], np.full((), np.nan, np.float32))
 
     def _type(self, node: "onnx.NodeProto", point: np.ndarray | None) -> str:
@@ -232,7 +232,7 @@ class View:
         return point.dtype.name if point is not None else "uint8"
 
     def _role(self, results: tuple[str, ...]) -> Literal["activation", "weight"]:
-        """What a stored constant is to those that read it."""
+        """The role of a stored constant for its readers."""
         for name in results:
             for node in self.readers.get(name, []):
                 if node.op_type == "Transpose":

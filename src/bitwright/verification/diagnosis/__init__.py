@@ -1,4 +1,4 @@
-"""Diagnosis: find out why a runtime gives other values than the file says, by trying reasons one after the other."""
+"""Diagnosis: find out why a runtime computes other values than the file says, by testing one reason after another."""
 
 from bitwright.verification.diagnosis.run import diagnose
 from bitwright.verification.diagnosis.trials import TRIALS, Trial, register_trial

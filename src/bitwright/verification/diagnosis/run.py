@@ -1,4 +1,4 @@
-"""diagnose: which of the reasons that can be tried explains that a runtime deviates."""
+"""diagnose: test which reason explains why a runtime deviates."""
 
 from collections.abc import Mapping
 
@@ -18,13 +18,13 @@ _ALLOWED = 1  # step
 def diagnose(
     runtime: Runtime, file: LoadedFile, feeds: Mapping[str, np.ndarray], name: str, tensor: str
 ) -> Diagnosis | None:
-    """Try reasons why a runtime deviates at a quantized tensor; None for files that cannot be cut.
+    """Test reasons why a runtime deviates at a quantized tensor; returns None for files that cannot be cut.
 
     Args:
         runtime: the runtime.
         file: the file.
         feeds: inputs on which it deviates.
-        name: what users call the tensor.
+        name: the user's name for the tensor.
         tensor: its integers in the file.
     """
     if not isinstance(file, OnnxFile) or file.format != "onnx" or not tensor:
@@ -74,7 +74,7 @@ class _Examination:
             found.words.append(trial.words)
 
     def _gap(self, cut: Cut, there: Subject, here: Subject) -> int:
-        """The largest difference between what the runtime computes of one model and the book of another."""
+        """The largest difference between the runtime's results for one model and the reference results of another."""
         ours, theirs = (
             runtime.open(subject.file(self.file.path))(cut.feeds)[self.tensor].astype(np.int64)
             for runtime, subject in ((self.book, here), (self.runtime, there))

@@ -1,4 +1,4 @@
-"""What is examined: the operators between the quantized tensors before a layer and the one that deviates."""
+"""The subject of a diagnosis: the operators between the quantized tensors before a layer and the deviating one."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -10,16 +10,16 @@ from onnx import helper
 
 from bitwright.exporting.onnx.file import OnnxFile
 
-PASSED = ("Relu", "Clip", "Min", "Max")  # what stands between a layer and the quantizer of its result
+PASSED = ("Relu", "Clip", "Min", "Max")  # operators between a layer and the quantizer of its result
 _Q = "QuantizeLinear"
 
 
 @dataclass
 class Subject:
-    """A model and the quantized tensor of it that deviates; trials change copies of it.
+    """A model and its deviating quantized tensor; trials change copies of it.
 
     Attributes:
-        model: the model, which gives the tensor out.
+        model: the model, which outputs the tensor.
         tensor: the integers that deviate.
     """
 
@@ -57,7 +57,7 @@ class Subject:
         return copy if change(copy) else None
 
     def insert(self, name: str, made: str, *nodes: onnx.NodeProto, reader: str = "") -> None:
-        """Let the operators that read a tensor (or the one of that name) read what new operators make of it."""
+        """Make the readers of a tensor (or the reader of that name) read the result of new operators on it."""
         graph = self.model.graph
         for node in graph.node:
             if node.name == reader or not reader:
@@ -67,12 +67,12 @@ class Subject:
             graph.node.insert(place, node)
 
     def file(self, path: Path) -> OnnxFile:
-        """The model as runtimes take it."""
+        """The model as a file for runtimes."""
         return OnnxFile(path, self.model, None)
 
 
 def around(file: OnnxFile, tensor: str, values: Callable[[list[str]], Mapping[str, np.ndarray]]) -> "Cut":
-    """Cut out what computes a tensor from quantized ones; ``values`` gives the values of tensors."""
+    """Cut out what computes a tensor from quantized ones; ``values`` has the values of tensors."""
     subject = Subject(file.proto, tensor)
     nodes, constants = subject.nodes, subject.constants
     kept: set[int] = set()
@@ -92,7 +92,7 @@ def around(file: OnnxFile, tensor: str, values: Callable[[list[str]], Mapping[st
 
 
 def _model_of(whole: onnx.ModelProto, kept: set[int], feeds: Mapping[str, np.ndarray], tensor: str) -> onnx.ModelProto:
-    """The kept operators of a model, as a model of their own."""
+    """The kept operators of a model, as a separate model."""
     kinds = {name: helper.np_dtype_to_tensor_dtype(value.dtype) for name, value in feeds.items()}
     inputs = [helper.make_tensor_value_info(name, kinds[name], value.shape) for name, value in feeds.items()]
     nodes = [n for n in whole.graph.node if id(n) in kept]

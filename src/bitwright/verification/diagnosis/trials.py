@@ -1,8 +1,8 @@
 """Trials: one reason each why a runtime deviates. A new one is one function with ``@register_trial``.
 
-A trial changes the operators around a tensor that deviates, and says whether there was anything to change. One that
-*prevents* is run in the runtime and by the book: if they agree now, what was prevented is the reason. One that
-*emulates* is run by the book: if that gives what the runtime gives, what was emulated is the reason.
+A trial changes the operators around a deviating tensor, and says whether there was anything to change. One that
+*prevents* runs in the runtime and in the reference: if they now agree, what it prevents is the reason. One that
+*emulates* runs in the reference: if that now computes what the runtime does, what it emulates is the reason.
 """
 
 from collections.abc import Callable
@@ -27,10 +27,10 @@ class Trial:
 
     Attributes:
         name: the reason.
-        words: what is said if it is the reason.
+        words: the message if it is the reason.
         how: whether the change prevents it or emulates it.
         change: changes a subject; False if there is nothing to change.
-        rank: those of a lower rank are tried first: the more special ones.
+        rank: lower ranks, the more specific reasons, are tried first.
     """
 
     name: str
@@ -54,7 +54,7 @@ def register_trial(
 
 @register_trial("saturation", "sums of products saturate: with 7-bit weights it does not deviate", "prevents")
 def seven_bits(subject: Subject) -> bool:
-    """Halve weights of 8 bits, whose pairs of products overflow 16 bits where a CPU adds them so."""
+    """Halve 8-bit weights, whose pairs of products overflow 16 bits on CPUs that add them that way."""
     stored = _stored(subject, 1)
     if stored is None or stored.data_type != TensorProto.INT8:
         return False
@@ -77,7 +77,7 @@ def without_bias(subject: Subject) -> bool:
 
 @register_trial("bf16", "it computes in bfloat16: rounded that way, the values are the same", "emulates")
 def in_bfloat16(subject: Subject) -> bool:
-    """Round what the layer reads and makes to bfloat16."""
+    """Round the layer's inputs and result to bfloat16."""
     layer = subject.layer
     if layer is None:
         return False
@@ -113,7 +113,7 @@ def rounded_before(subject: Subject) -> bool:
     "prevents", rank=1,
 )  # fmt: skip
 def apart_from_quantizer(subject: Subject) -> bool:
-    """Keep the layer and the quantizer of its result from being joined."""
+    """Keep the layer from being fused with the quantizer of its result."""
     layer = subject.layer
     if layer is not None:
         _guard(subject, layer.output[0])
@@ -122,7 +122,7 @@ def apart_from_quantizer(subject: Subject) -> bool:
 
 @register_trial("integer arithmetic", "its integer kernel differs: in float it does not deviate", "prevents", rank=2)
 def in_float(subject: Subject) -> bool:
-    """Keep the layer and the quantizers of its inputs from being joined."""
+    """Keep the layer from being fused with the quantizers of its inputs."""
     layer = subject.layer
     if layer is None:
         return False
@@ -133,14 +133,14 @@ def in_float(subject: Subject) -> bool:
 
 
 def _guard(subject: Subject, tensor: str, reader: str = "") -> None:
-    """Put an operator that changes nothing, and that nothing is joined with, behind a tensor."""
+    """Put an operator behind a tensor that changes nothing and that nothing is fused with."""
     least, made = f"{tensor}/least", f"{tensor}/guarded"
     subject.model.graph.initializer.append(numpy_helper.from_array(np.array(_LEAST, np.float32), least))
     subject.insert(tensor, made, helper.make_node("Max", [tensor, least], [made], made), reader=reader)
 
 
 def _stored(subject: Subject, position: int) -> TensorProto | None:
-    """The constant behind an input of the layer, dequantized, transposed, or as it is."""
+    """The constant behind an input of the layer, whether dequantized, transposed, or direct."""
     layer, nodes, constants = subject.layer, subject.nodes, subject.constants
     name = layer.input[position] if layer is not None and len(layer.input) > position else ""
     while name in nodes and nodes[name].op_type in ("DequantizeLinear", "Transpose"):

@@ -1,1 +1,1 @@
-"""Isolation: runtimes that may crash run in a process of their own, which costs nothing but itself."""
+"""Isolation: runtimes that may crash run in a child process, so that a crash does not end this one."""

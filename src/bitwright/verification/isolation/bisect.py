@@ -1,4 +1,4 @@
-"""Find the operator of a file with which a runtime begins to crash, by running ever shorter beginnings of the file."""
+"""Find the operator that makes a runtime crash, by running ever shorter beginnings of the file."""
 
 from collections.abc import Mapping
 
@@ -11,11 +11,11 @@ from bitwright.verification.runtimes.base import Runtime
 
 
 def where_it_dies(runtime: Runtime, file: LoadedFile, feeds: Mapping[str, np.ndarray]) -> str:
-    """The operator, in the user's words; empty where the file alone does not make the runtime die, or cannot be cut."""
+    """The operator, in the user's terms; empty if the file alone does not crash the runtime, or cannot be cut."""
     nodes = file.nodes()
     if not nodes or not _dies(runtime, file, feeds):
         return ""
-    alive, dead = 0, len(nodes)  # the beginnings of so many operators
+    alive, dead = 0, len(nodes)  # beginnings with this many operators
     while dead - alive > 1:
         middle = (alive + dead) // 2
         part = file.beginning(middle)
@@ -36,6 +36,6 @@ def _dies(runtime: Runtime, file: LoadedFile, feeds: Mapping[str, np.ndarray]) -
         runtime.open(file)({name: value for name, value in feeds.items() if name in file.inputs})
     except RuntimeDied:
         return True
-    except VerifyError:  # a part that it refuses is not what makes it die
+    except VerifyError:  # a part that it refuses is not what crashes it
         return False
     return False

@@ -1,4 +1,4 @@
-"""The parent's side: a child process that executes files, and what is known when it dies."""
+"""The parent's side: a child process that executes files, and what is known if it dies."""
 
 import atexit
 import os
@@ -20,7 +20,7 @@ from bitwright.verification.isolation.messages import describe, receive, restore
 if TYPE_CHECKING:
     from bitwright.verification.runtimes.base import Arrays, Executed, Runtime
 
-_START = 120.0  # seconds in which a child must be there
+_START = 120.0  # seconds in which a child must start
 _children: dict[tuple[str, str], "Child"] = {}
 
 
@@ -29,7 +29,7 @@ class RuntimeDied(VerifyError):
 
 
 def child_of(runtime: "Runtime") -> "Child":
-    """The child process that executes files with this class of runtimes; there is one, started when it is needed."""
+    """The child process for this class of runtimes, started on first use."""
     kind = type(runtime)
     key = (kind.__module__, kind.__qualname__)
     if key not in _children:
@@ -39,7 +39,7 @@ def child_of(runtime: "Runtime") -> "Child":
 
 
 class Child:
-    """A process that executes files with one runtime; should it die, the next call starts another.
+    """A process that executes files with one runtime; if it dies, the next call starts another.
 
     Args:
         module: where the runtime's class is.
@@ -77,7 +77,7 @@ class Child:
         return self._ask("best_times", timeout, files, feeds, settings=settings)[0]["times"]
 
     def peak_memory(self, file: Any, feeds: Mapping[str, np.ndarray], timeout: float) -> int | None:  # noqa: ANN401
-        """How many bytes loading and running a file takes at most."""
+        """The peak number of bytes for loading and running a file."""
         return self._ask("peak_memory", timeout, [file], feeds)[0]["bytes"]
 
     def run(self, session: "RemoteSession", feeds: Mapping[str, np.ndarray]) -> "Arrays":
@@ -88,7 +88,7 @@ class Child:
         return restore(answer["arrays"], blobs)
 
     def drop(self, number: int) -> None:
-        """Let a session go, with the next message."""
+        """Release a session, with the next message."""
         self._dropped.append(number)
 
     def _ask(
@@ -145,7 +145,7 @@ class Child:
             )
         self._socket, self._owner = ours, os.getpid()
         ours.settimeout(_START)
-        receive(ours)  # it says that it is there
+        receive(ours)  # it reports that it is ready
         return ours
 
     def end(self) -> None:
@@ -160,7 +160,7 @@ class Child:
         self._process = self._socket = self._said = None
 
     def _last_words(self) -> str:
-        """How the process ended, and the last line that it wrote."""
+        """How the process ended, and the last line it wrote."""
         code = self._process.wait() if self._process is not None else 0
         said = ""
         if self._said is not None:
@@ -175,7 +175,7 @@ class Child:
 
 
 class RemoteSession:
-    """A file that a child has loaded, as a function from inputs to outputs."""
+    """A file loaded in a child, as a function from inputs to outputs."""
 
     def __init__(self, child: Child, number: int, process: Any, timeout: float) -> None:  # noqa: ANN401
         self.child, self.number, self.process, self.timeout = child, number, process, timeout

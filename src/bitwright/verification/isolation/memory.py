@@ -1,20 +1,20 @@
-"""How much memory a process takes at its peak, as Linux counts it."""
+"""The peak memory of a process, as Linux counts it."""
 
 from collections.abc import Callable
 from pathlib import Path
 
 _OWN = Path("/proc/self")
-_FORGET_PEAK = "5"  # what Linux wants to be told
+_FORGET_PEAK = "5"  # written to reset the peak
 
 
 def peak_of(work: Callable[[], object]) -> int | None:
-    """The bytes by which the resident memory of this process grows at most during some work; None where unknown."""
+    """The peak growth of this process's resident memory during some work, in bytes; None if unknown."""
     try:
         (_OWN / "clear_refs").write_text(_FORGET_PEAK)
         before = _read("VmRSS")
         work()
         return max(_read("VmHWM") - before, 0)
-    except (OSError, KeyError, ValueError):  # not Linux, or a system that does not let processes ask
+    except (OSError, KeyError, ValueError):  # not Linux, or a system that does not tell
         return None
 
 

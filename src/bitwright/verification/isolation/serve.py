@@ -22,7 +22,7 @@ _Node = namedtuple("_Node", "name type inputs outputs")
 
 
 class ShippedFile:
-    """A file that came as bytes: as much of it as runtimes ask for.
+    """A file received as bytes, with as much of the interface as runtimes need.
 
     Attributes:
         parts: its contents, the main one first, by names that may refer to each other.
@@ -40,7 +40,7 @@ class ShippedFile:
 
     @cached_property
     def proto(self) -> "onnx.ModelProto":
-        """The model, of an ONNX file; without large tensors where those came apart."""
+        """The model of an ONNX file, without large tensors if these came separately."""
         import onnx
 
         return onnx.load_model_from_string(next(iter(self.parts.values())))
@@ -56,7 +56,7 @@ class _Server:
         self.sessions: dict[int, Session] = {}
 
     def answer(self, ask: dict[str, Any], blobs: list[bytearray]) -> tuple[dict[str, Any], list[Any]]:
-        """Do what is asked for."""
+        """Execute one request."""
         for number in ask["drop"]:
             self.sessions.pop(number, None)
         rest = iter(blobs)
@@ -79,8 +79,8 @@ class _Server:
 
 
 def main(number: str, module: str, name: str) -> None:
-    """Answer until the other side is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, whose end is ours
+    """Serve requests until the other side is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent; when it ends, so do we
     server = _Server(getattr(importlib.import_module(module), name)())
     with socket.socket(fileno=int(number)) as parent:
         send(parent, {})
