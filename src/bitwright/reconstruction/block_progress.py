@@ -1,6 +1,6 @@
-"""How far a calibration block by block has come: what observers have seen, and the values that later blocks read.
+"""Progress of a block-by-block calibration: what observers have seen, and the values that later blocks read.
 
-One file says how far, and is replaced whole. The values are in files beside it, one per node and batch, which are
+One file records the progress, and is replaced as a whole. The values are in files beside it, one per node and batch,
 written before that file names them and removed after it no longer does.
 """
 
@@ -20,14 +20,14 @@ from bitwright.reconstruction.block_values import CannotPack, Values, pack, unpa
 
 
 class Place(NamedTuple):
-    """How far a job is: blocks that are done, and batches that went through the next one."""
+    """How far a job has come: blocks that are done, and batches that went through the next one."""
 
     blocks: int = 0
     batches: int = 0
 
 
 class BlockProgress:
-    """Keeps in a checkpoint what a job has found, and goes on from there.
+    """Keeps a job's results in a checkpoint, and continues from there.
 
     Args:
         folder: where the checkpoint is.
@@ -54,10 +54,10 @@ class BlockProgress:
         self._numbers = {node: number for number, node in self._nodes.items()}
         self._seeing, self._signals = seeing, DelayedSignals()
         self._held: set[str] = set()  # the names of the values in files
-        state_of(seeing)  # an observer that does not say what it keeps is refused now, not after an hour
+        state_of(seeing)  # an observer that does not define what it keeps is refused now, not after an hour
 
     def restore(self, values: Values) -> Place:
-        """Give observers and values back what they had; return how far the job was."""
+        """Restore observers and values; return how far the job had come."""
         saved = self._file.read()
         if saved is None:
             return Place()
@@ -80,7 +80,7 @@ class BlockProgress:
         return Checkpoint(self._beside, name, self._identity)
 
     def keep(self, place: Place, values: Values) -> None:
-        """After a batch or a block: write what was found, if it is time to; then let signals take effect."""
+        """After a batch or a block, write the results if it is time to; then let signals take effect."""
         if place.batches == 0 or self._signals.noted is not None or self._file.due:
             self._write(place, values)
             self._signals.deliver()
@@ -105,7 +105,7 @@ class BlockProgress:
         return name
 
     def finish(self) -> None:
-        """Remove what only a job that is under way needs."""
+        """Remove what only an unfinished job needs."""
         shutil.rmtree(self._beside, ignore_errors=True)
 
     def __enter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""What nodes between two blocks gave, batch by batch: in memory or in files, and as plain data for a checkpoint."""
+"""Values of nodes between two blocks, batch by batch: in memory or in files, and as plain data for a checkpoint."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -11,7 +11,7 @@ from bitwright.reconstruction.columns import Memory
 
 
 class Laid(NamedTuple):
-    """A tensor as it lies in memory: kernels compute by that, and their results shall have the same bits."""
+    """A tensor with its memory layout, which kernels depend on, so that their results have the same bits."""
 
     span: Tensor  # from its first value in memory to its last
     path: Path | None
@@ -44,25 +44,25 @@ class Values:
         self._done: set[fx.Node] = set()
 
     def add(self, node: fx.Node, value: Any) -> None:  # noqa: ANN401
-        """Keep the value for the next batch."""
+        """Store the value for the next batch."""
         plain = isinstance(value, Tensor) and value.layout is torch.strided and value.numel() > 0
         self._kept.setdefault(node, []).append(Laid.of(value.detach(), self._memory) if plain else value)
 
     def get(self, node: fx.Node, batch: int) -> Any:  # noqa: ANN401
-        """The value for one batch; a copy, as who computes with it may write into it."""
+        """The value for one batch, as a copy that may be written into."""
         value = self._kept[node][batch]
         if isinstance(value, Laid):
             return value.tensor()
         return value.clone() if isinstance(value, Tensor) else value
 
     def computed(self) -> Iterator[tuple[fx.Node, int, Any]]:
-        """All that is kept, except the inputs of the model: node, batch and value, as it is kept."""
+        """All stored values, except the inputs of the model: node, batch and value."""
         for node, kept in self._kept.items():
             if node.op != "placeholder":
                 yield from ((node, batch, value) for batch, value in enumerate(kept))
 
     def finish(self, nodes: tuple[fx.Node, ...]) -> None:
-        """Note that these nodes are done, and give back the memory and files of what nothing reads any more."""
+        """Mark these nodes as done, and free the memory and files of values that nothing reads any more."""
         self._done.update(nodes)
         for node in [n for n in self._kept if all(user in self._done or user.op == "output" for user in n.users)]:
             for value in self._kept.pop(node):
@@ -77,7 +77,7 @@ class CannotPack(Exception):
 
 
 def pack(value: Any, tensors: dict[str, Tensor]) -> Any:  # noqa: ANN401
-    """A value as plain data, with the bytes of its tensors apart; raise :class:`CannotPack` if that cannot be."""
+    """A value as plain data, with the bytes of its tensors separate; raises :class:`CannotPack` if impossible."""
     if isinstance(value, Laid):
         return _pack_tensor(value.span, value.size, value.stride, tensors)
     if type(value) is Tensor and value.layout is torch.strided and not value.numel():
@@ -99,7 +99,7 @@ def _pack_tensor(span: Tensor, size: torch.Size, stride: tuple[int, ...], tensor
 
 
 def unpack(data: Any, tensors: Mapping[str, Tensor]) -> Any:  # noqa: ANN401
-    """What :func:`pack` was given; its tensors are new ones."""
+    """Undo :func:`pack`; the tensors are new ones."""
     if not isinstance(data, dict):
         return data
     if "tensor" in data:

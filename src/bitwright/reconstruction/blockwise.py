@@ -28,7 +28,7 @@ from bitwright.reconstruction.units import Unit, find_units
 from bitwright.reconstruction.whole import graph_of
 
 
-@torch.inference_mode(False)  # what it makes outlives it, and may be trained
+@torch.inference_mode(False)  # its results outlive it, and may be trained
 def calibrate_by_block(
     model: nn.Module,
     batches: Iterable[Any],
@@ -41,9 +41,9 @@ def calibrate_by_block(
 ) -> nn.Module:
     """Calibrate a model whose weights are too large for memory; the ranges are those of ``calibrate``, to the bit.
 
-    All batches go through one block of the graph (a residual block, an attention with its sum) after the other. If
-    :func:`~bitwright.map_weights` gave the model its weights, only those of the block are in memory. Of all values,
-    only those between this block and later ones are kept. A model that could not be captured is one block.
+    All batches go through one block of the graph (a residual block, an attention with its sum) before the next. If the
+    weights come from :func:`~bitwright.map_weights`, only those of the current block are in memory. Only values between
+    this block and later ones are kept. A model that could not be captured is one block.
 
     Args:
         model: what ``prepare`` returned.
@@ -51,10 +51,10 @@ def calibrate_by_block(
         memory_limit: bytes of values between blocks to keep in memory; more go to files in the temporary folder
             (``TMPDIR``).
         progress: show a progress bar; by default only on a terminal.
-        checkpoint: a folder for the progress, written at each finished block, once a minute, and when SIGINT or SIGTERM
-            comes. The same call goes on from there; a checkpoint of another model, recipe or other data is refused.
-            Nothing is written while an object that is not plain data goes from one block to the next.
-            Until the job is done, the folder also holds the values between blocks.
+        checkpoint: a folder for the progress, written at each finished block, once a minute, and on SIGINT or SIGTERM.
+            The same call continues from there; a checkpoint of another model, recipe or data set is refused. Nothing
+            is written while an object that is not plain data passes from one block to the next. Until the job is done,
+            the folder also holds the values between blocks.
         uneven: as for ``calibrate``, and so is the last.
         timeout: seconds.
 
@@ -94,7 +94,7 @@ class _Job:
         self.batches = 0
 
     def take(self, batches: Iterable[Any], *, digests: bool) -> str:
-        """Keep the inputs of all batches; return a digest of them, if it is wanted."""
+        """Store the inputs of all batches; return a digest of them, if wanted."""
         places = [n for n in self.graph.graph.nodes if n.op == "placeholder"]
         digest = ""
         for batch in as_batches(batches):
@@ -107,7 +107,7 @@ class _Job:
         return digest
 
     def run(self, saved: BlockProgress | None, *, show: bool | None) -> None:
-        """Take all batches through all blocks, from where a saved job was."""
+        """Take all batches through all blocks, starting where a saved job was."""
         graph = self.graph
         blocks = find_units(graph, lambda node: _has_weights(node, graph), "block", 1, self.seeing.__contains__)
         done = Place() if saved is None else saved.restore(self.values)
@@ -121,7 +121,7 @@ class _Job:
             saved.finish()
 
     def _observe_block(self, unit: Unit, place: Place, saved: BlockProgress | None) -> None:
-        """Take the batches from a place on through one block, and keep its results."""
+        """Take the batches from a position on through one block, and store its results."""
         call = subgraph(self.graph, unit.nodes, unit.inputs, unit.outputs)
         own = [q for node in unit.nodes for q in _quantizers(node, self.graph) if q in self.seeing]
         with in_memory(_weights(call)):

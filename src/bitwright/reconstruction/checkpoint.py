@@ -1,4 +1,4 @@
-"""Checkpoints: each finished unit is a file, so that a job that was killed goes on where it was."""
+"""Checkpoints: each finished unit is a file, so that a killed job continues where it was."""
 
 import json
 from collections.abc import Iterable
@@ -18,7 +18,7 @@ class UnitCheckpoints:
 
     Args:
         folder: where the files are, or will be.
-        model: the model as it is before any unit is learned.
+        model: the model before any unit is learned.
         settings: how units are learned.
         inputs: the data of this process.
         ranks: all processes; the first writes and reads for all.
@@ -34,7 +34,7 @@ class UnitCheckpoints:
             "choice of settings": digest_of(repr(settings)),
             "data set": data[0].decode() if len(data) == 1 else digest_of(data),
         }
-        self._of(0)  # says now if there cannot be such a folder
+        self._of(0)  # raises now if there cannot be such a folder
 
     def save(self, number: int, result: UnitResult, weights: list[LearnedWeight], scales: list[LearnedScale]) -> None:
         """Store a unit, whole or not at all."""
@@ -48,7 +48,7 @@ class UnitCheckpoints:
                 self._of(number).write(tensors, result.to_dict())
 
     def load(self, number: int, weights: list[LearnedWeight], scales: list[LearnedScale]) -> UnitResult | None:
-        """Give a unit what it has learned, if it is stored."""
+        """Restore what a unit has learned, if it is stored."""
         saved = self._read(number)
         if saved is None:
             return None
@@ -63,7 +63,7 @@ class UnitCheckpoints:
         return result
 
     def _read(self, number: int) -> Saved | None:
-        """What the first process has stored of a unit."""
+        """What the first process has stored for a unit."""
         found = None
         with self._ranks.together():
             if rank() == 0:

@@ -1,4 +1,4 @@
-"""Columns: what one tensor of a graph was over all batches, in memory or, above a limit, in files mapped to memory."""
+"""Columns: one tensor of a graph over all batches, in memory or, above a limit, in files mapped to memory."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,10 +9,10 @@ from torch import Tensor
 
 
 class Memory:
-    """Gives out tensors, and files mapped to memory once ``limit`` bytes are in use.
+    """Allocates tensors, and files mapped to memory once ``limit`` bytes are in use.
 
     Args:
-        limit: bytes of memory to use at most; what does not fit goes to disk.
+        limit: maximum bytes of memory to use; the rest goes to disk.
         folder: where files are made.
     """
 
@@ -33,9 +33,9 @@ class Memory:
 
 
 class Column:
-    """The values of one tensor, or of whatever else a node gives, batch by batch.
+    """The values of one tensor, or any other result of a node, batch by batch.
 
-    Tensors that have one row per sample stand in one block, so that any samples can be drawn.
+    Tensors with one row per sample are stored in one block, so that any samples can be drawn.
 
     Args:
         sizes: the number of samples in each batch.
@@ -65,14 +65,14 @@ class Column:
             if place is not None and place.shape == value.shape and place.dtype == value.dtype:
                 value = place.copy_(value)
             else:
-                self.block = None  # batches differ: they are drawn as they are
+                self.block = None  # batches differ, so they are drawn as a whole
                 value = value.clone()
         else:
             self.block = None
         self.values.append(value)
 
     def batch(self, number: int) -> Any:  # noqa: ANN401
-        """What the node gave for one batch; a copy, as who computes with it may write into it."""
+        """The node's result for one batch, as a copy that may be written into."""
         value = self.values[number]
         return value.to(self._device, copy=True) if isinstance(value, Tensor) else value
 
@@ -81,12 +81,12 @@ class Column:
         if self.block is None:
             raise ValueError("the values of this node are not one row per sample")
         chosen = chosen.to(self.block.device)
-        if self.last:  # in the order of memory: index_select gives a contiguous result
+        if self.last:  # in memory order: index_select returns a contiguous result
             return _channels_first(_channels_last(self.block).index_select(0, chosen)).to(self._device)
         return self.block.index_select(0, chosen).to(self._device)
 
     def free(self) -> None:
-        """Give the memory, or the file, back."""
+        """Free the memory or the file."""
         if self._path is not None:
             self._path.unlink(missing_ok=True)
         elif self.block is not None:

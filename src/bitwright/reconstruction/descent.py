@@ -1,4 +1,4 @@
-"""Descent: the steps of Adam that take roundings and scales to where a unit's error is least."""
+"""Descent: the steps of Adam that minimize a unit's error over roundings and scales."""
 
 import math
 from collections.abc import Callable
@@ -15,12 +15,12 @@ from bitwright.reconstruction.settings import Settings
 
 
 class Descent:
-    """All that is trained at once.
+    """Everything that is trained together.
 
     Args:
-        weights: what learns its rounding, and its scale if that has begun.
-        scales: what learns its scale.
-        steps: how many there will be at most.
+        weights: weights that learn their rounding, and their scale if that has begun.
+        scales: activations that learn their scale.
+        steps: the maximum number of steps.
         settings: how to learn.
     """
 
@@ -59,7 +59,7 @@ class Descent:
         return not self.scales and all(each.decided() for each in self.roundings)
 
     def finish(self) -> None:
-        """Leave what was learned to the weights."""
+        """Store what was learned in the weights."""
         for each in self.roundings:
             each.finish()
 

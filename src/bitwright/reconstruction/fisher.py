@@ -1,4 +1,4 @@
-"""Importance: how much each value of a unit's result matters for the model's, by the gradient of the predictions."""
+"""Importance: how much each value of a unit's result matters for the predictions, by their gradient."""
 
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
@@ -14,15 +14,15 @@ from bitwright.reconstruction.losses import prediction_gap
 class Importance:
     """The diagonal of the Fisher information of results: the mean over all samples of the gradient's square.
 
-    The gradient is that of the gap between the quantized model's and the float model's predictions. Each tensor's
-    importance has the mean 1, so that losses keep their size.
+    The gradient is that of the gap between the quantized and the float model's predictions. Each tensor's importance
+    has the mean 1, so losses keep their size.
     """
 
     def __init__(self) -> None:
         self._sums: dict[Hashable, Tensor] = {}
 
     def add(self, seen: Mapping[Hashable, Tensor], outputs: Sequence[Any], wanted: Sequence[Any]) -> None:
-        """Take in one batch: results that were ``seen`` on the way to ``outputs``."""
+        """Add one batch: results that were ``seen`` on the way to ``outputs``."""
         pairs = [(o, w) for o, w in zip(outputs, wanted, strict=True) if isinstance(o, Tensor) and o.requires_grad]
         if not pairs:
             raise ConfigError("reconstruct: the loss 'fisher' needs a model result with a gradient")
@@ -49,7 +49,7 @@ class Importance:
     def join(self, ranks: Ranks) -> None:
         """Add what all processes have seen."""
         for key in sorted(self._sums, key=str):
-            ranks.average([self._sums[key]])  # by how much all are divided does not matter
+            ranks.average([self._sums[key]])  # a common divisor does not matter
 
     def of(self, key: Hashable) -> Tensor | None:
         """The importance of each value of one sample's result, or None if it has no influence."""

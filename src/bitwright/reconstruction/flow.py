@@ -1,4 +1,4 @@
-"""Flow: takes the data through the units of a model one by one, in float and quantized, each value computed once."""
+"""Flow: take the data through the units of a model one by one, in float and quantized, each value computed once."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
@@ -23,7 +23,7 @@ class Flow:
 
     Args:
         model: a prepared graph.
-        original: the same graph before it was corrected, or itself; in float it is what the model shall come near.
+        original: the same graph before it was corrected, or itself; in float, it is what the model should approach.
         units: all its units.
         inputs: the data, batch by batch, by the names of the model's inputs.
         quantizers: all quantizers of the model.
@@ -102,7 +102,7 @@ class Flow:
                 column.free()
 
     def importance(self) -> Importance:
-        """How much each value of each unit's results matters for the predictions."""
+        """Compute how much each value of each unit's results matters for the predictions."""
         found = Importance()
         for number in range(len(self.sizes)):
             with torch.no_grad(), switched_off(self.quantizers):
@@ -140,12 +140,12 @@ class Flow:
 
 
 def _leaf(value: Any) -> Any:  # noqa: ANN401
-    """A tensor from which gradients are asked for, if nothing before it asks for one."""
+    """A tensor that requires a gradient, unless something before it already does."""
     if isinstance(value, torch.Tensor) and value.is_floating_point() and not value.requires_grad:
         return value.detach().requires_grad_()
     return value
 
 
 def _samples(values: Any) -> int:  # noqa: ANN401
-    """How many samples a batch has: the length of its first tensor."""
+    """The number of samples in a batch: the length of its first tensor."""
     return next((len(v) for v in values if isinstance(v, torch.Tensor) and v.ndim), 1)

@@ -1,4 +1,4 @@
-"""Layout: whether images may have their channels last in memory, as convolutions on a CPU prefer."""
+"""Layout: whether images can be channels-last in memory, as convolutions on a CPU prefer."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,9 +17,9 @@ def takes_channels_last(
     inputs: Mapping[fx.Node, Any],
     last_reader: Mapping[fx.Node, int],
 ) -> bool:
-    """Whether all units take their inputs with the channels last, and give the same results.
+    """Whether all units accept their inputs channels-last, and return the same results.
 
-    Depthwise and 1x1 convolutions are several times faster then. Code that asks for a view of other sizes refuses it.
+    Depthwise and 1x1 convolutions are several times faster that way. Code that needs a view of other sizes rejects it.
 
     Args:
         model: what the units are of.

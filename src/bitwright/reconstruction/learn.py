@@ -1,4 +1,4 @@
-"""Learn one unit: train roundings and scales until its results come near those of the float model."""
+"""Learn one unit: train roundings and scales until its results come close to the float model's."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
@@ -22,21 +22,21 @@ from bitwright.reconstruction.samples import Sample, Samples
 from bitwright.reconstruction.settings import Settings
 from bitwright.reconstruction.switch import switched_off
 
-_LOOK_EVERY = 100  # steps between looks at whether all roundings are decided
+_LOOK_EVERY = 100  # steps between checks whether all roundings are decided
 
 
 @dataclass(frozen=True, eq=False)
 class Lesson:
-    """All that one unit's learning needs.
+    """Everything needed to learn one unit.
 
     Attributes:
         call: the unit.
         samples: its inputs and targets.
         importance: the weight of each value of each target, if they differ.
-        share: by what the error of each result is multiplied; together they are 1 before learning.
-        gap: by what the gap between predictions is multiplied.
-        weights: what learns its rounding.
-        scales: what learns its scale.
+        share: the factor for the error of each result; the weighted errors add up to 1 before learning.
+        gap: the factor for the gap between predictions.
+        weights: weights that learn their rounding.
+        scales: activations that learn their scale.
         activations: the quantizers of all activations in the unit.
         settings: how to learn.
         ranks: the processes that learn it together, each with samples of its own.
@@ -54,7 +54,7 @@ class Lesson:
     ranks: Ranks
 
     def learn(self, source: torch.Generator) -> int:
-        """Learn as the method says, drawing from ``source`` only, and return the number of steps."""
+        """Learn with the given method, drawing only from ``source``, and return the number of steps."""
         with drawing_from(source), ExitStack() as held:
             for layer in {w.layer for w in self.weights}:
                 if isinstance(layer, QuantLayer) and not isinstance(layer, QuantFunction):

@@ -18,12 +18,12 @@ from bitwright.numerics import quantize
 from bitwright.quantizer import TensorQuantizer
 from bitwright.spec import PerTensor
 
-MOST_STRETCH = 2.0  # by which a learned scale of a weight may grow or shrink
+MOST_STRETCH = 2.0  # the factor by which a learned weight scale may grow or shrink
 
 
 @dataclass(eq=False)
 class Learned:
-    """A quantizer that takes part, with what it was before.
+    """A quantizer that learns, with its former state.
 
     Attributes:
         name: the layer whose weight it quantizes, or its own name.
@@ -35,12 +35,12 @@ class Learned:
     _before: tuple[Method, str, dict[str, Any]] | None = field(default=None, init=False)
 
     def remember(self) -> None:
-        """Keep the range and the method as they are now."""
+        """Remember the current range and method."""
         q = self.quantizer
         self._before = q.method, q.method_name, dict(q._buffers)
 
     def restore(self) -> None:
-        """Go back to what was remembered."""
+        """Restore what was remembered."""
         if self._before is not None:
             self.quantizer.method, self.quantizer.method_name, buffers = self._before
             self.quantizer._buffers.update(buffers)
@@ -76,26 +76,26 @@ class LearnedWeight(Learned):
         return method
 
     def begin(self) -> None:
-        """Let the quantizer round as V says, beginning from the float weight."""
+        """Make the quantizer round by V, starting from the float weight."""
         self.remember()
         self._adopt()
         self.method.init(self.weight, *self.quantizer.qparams())
 
     def begin_scale(self) -> None:
-        """Learn the scale, too: as a factor of what it is now."""
+        """Also learn the scale, as a factor of its current value."""
         if not self.quantizer.spec.power_of_two:
             self.method.learn("stretch", torch.ones_like(self.quantizer.qparams()[0]))
             self.method.stretching = True
 
     def harden(self) -> None:
-        """Round up or down for good."""
+        """Fix the rounding, up or down."""
         self.method.harden()
         self.rounding.requires_grad_(False).copy_(self.ups().float() * 2.0 - 1.0)  # as a checkpoint gives it back
         if self.method.stretching and self.method.stretch is not None:
             self.stretch_by(self.method.stretch.detach().clamp(1 / MOST_STRETCH, MOST_STRETCH))
 
     def stretch_by(self, stretch: Tensor) -> None:
-        """Make the scale larger by a factor for good, with the integers as they are."""
+        """Permanently multiply the scale by a factor, keeping the integers."""
         scale, zero_point = self.quantizer.qparams()
         self.method.stretching = False
         self.method.learn("stretch", stretch.to(scale))
@@ -107,13 +107,13 @@ class LearnedWeight(Learned):
         return self.rounding.detach() >= 0
 
     def round_by(self, ups: Tensor) -> None:
-        """Round up where ``ups`` says, for good."""
+        """Permanently round up where ``ups`` says."""
         self._adopt()
         self.method.learn("rounding", ups.to(self.weight.device).float() * 2.0 - 1.0)
         self.harden()
 
     def hold(self) -> None:
-        """Give the hardened weight without rounding it again, wherever gradients are asked for."""
+        """Return the hardened weight without rounding it again, wherever gradients are required."""
         with torch.no_grad():
             self.method.soft = self.method(self.weight, *self.quantizer.qparams())
 
@@ -146,7 +146,7 @@ class LearnedScale(Learned):
         self.quantizer.method = method.to(self.quantizer.qparams()[0].device).train()
 
     def quantize_by_chance(self, keep: float) -> None:
-        """Quantize each value with probability ``keep`` from now on."""
+        """From now on, quantize each value with probability ``keep``."""
         self.quantizer.method.prob = keep  # pyrefly: ignore
 
     @property
@@ -155,7 +155,7 @@ class LearnedScale(Learned):
         return self.quantizer.method.scale  # pyrefly: ignore
 
     def finish(self) -> None:
-        """Store what was learned, and quantize by the former method again."""
+        """Store what was learned, and switch back to the former method."""
         if self._before is None:
             raise TypeError(f"the scale of {self.name!r} has not begun")
         scale, zero_point = self.quantizer.qparams()
@@ -195,7 +195,7 @@ def _argument(model: fx.GraphModule, node: fx.Node) -> Tensor | None:
 
 
 def _rounds_to_nearest(learned: LearnedWeight) -> bool:
-    """Whether the weight's integers are what rounding to nearest, or learned rounding, gives on a uniform grid."""
+    """Whether the weight's integers come from nearest or learned rounding on a uniform grid."""
     q, weight = learned.quantizer, learned.weight
     if not (q.quantizes and q.calibrated and q.uniform) or q.spec.format.floating or not weight.is_floating_point():
         return False
@@ -207,7 +207,7 @@ def _rounds_to_nearest(learned: LearnedWeight) -> bool:
 
 
 def learns_scale(quantizer: TensorQuantizer, most: int) -> bool:
-    """Whether a quantizer of an activation has at most so many bits, and a stored scale that may be any number."""
+    """Whether an activation's quantizer has at most this many bits, and a stored scale that may be any number."""
     spec = quantizer.spec
     if spec.bits > most:
         return False

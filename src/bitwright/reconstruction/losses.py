@@ -1,4 +1,4 @@
-"""Losses: how far a unit's results, and the predictions made of them, are from the float ones."""
+"""Losses: how far a unit's results, and the predictions from them, are from the float ones."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -69,45 +69,44 @@ def reconstruct(
     progress: bool | None = None,
     timeout: float = TIMEOUT,
 ) -> Reconstruction:
-    """Learn how the weights of a calibrated model are rounded, unit by unit, so that it comes near the float model.
+    """Learn how the weights of a calibrated model are rounded, unit by unit, to approach the float model.
 
-    A unit's inputs are those of the quantized model, with all units before it done; its results shall be those of the
-    float model, as it was before ``bw.correct`` changed its parameters. What was learned is kept where it is better
-    than what was there before. The float weights stay as they are; scales of weights, too, unless ``weight_scale_lr``
-    is given.
+    A unit's inputs come from the quantized model, with all earlier units done; its targets are the results of the float
+    model, before ``bw.correct`` changed its parameters. What was learned is kept only where it is better than before.
+    The float weights do not change, and neither do scales of weights, unless ``weight_scale_lr`` is given.
 
-    Under ``torchrun`` each rank gives its own share of the data, and draws its share of ``batch_size`` from it. All
+    Under ``torchrun`` each rank passes its own share of the data, and draws its share of ``batch_size`` from it. All
     learn the same from the mean of their gradients. A rank that fails, or has no data, is an error on all.
 
     Args:
         model: what ``calibrate`` returned; it is changed in place.
         batches: data as for ``calibrate``; 500 to 1000 samples are usual. No labels are needed.
         method: ``"adaround"`` learns weights with float activations inside the unit; ``"brecq"`` then learns scales of
-            activations; ``"qdrop"`` learns both at once, with each activation quantized by chance. Those of 8 bits and
-            more stay float while weights learn, and keep their scales.
+            activations; ``"qdrop"`` learns both at once, with each activation quantized at random. Activations of 8 or
+            more bits stay float while weights learn, and keep their scales.
         unit: ``"layer"``, ``"block"`` (residual and attention blocks, found in the graph), or ``"auto"``: layers for
             AdaRound, blocks for the others.
         loss: ``"mse"``, or ``"fisher"``: squared errors weighted by how much they matter for the predictions.
         steps: training steps per unit; papers have 20,000, with ``lr=1e-3``.
-        batch_size: samples per step; a whole batch where the model mixes its samples.
+        batch_size: samples per step; a whole batch if the model mixes its samples.
         lr: learning rate of roundings (Adam).
         scale_lr: learning rate of activation scales, relative to their size.
-        warmup: part of the steps without the rounding regulariser.
+        warmup: share of the steps without the rounding regulariser.
         beta: exponent of the regulariser, from and to.
-        rounding_weight: strength of the regulariser half-way, beside an error of 1, that of nearest rounding; it grows
-            from 1/30 to 30 times that.
-        keep: probability that an activation is quantized (``"qdrop"``), of 8 bits and more, too; by default 0.5 for
+        rounding_weight: strength of the regulariser half-way, relative to the error of nearest rounding; it grows from
+            1/30 to 30 times that.
+        keep: probability that an activation is quantized (``"qdrop"``), even one of 8 or more bits; by default 0.5 for
             activations of fewer than 8 bits.
-        merge: how many neighbouring units are learned as one.
+        merge: number of neighbouring units to learn as one.
         prediction: weight of PD-Quant's loss, the Kullback-Leibler divergence between the float model's predictions and
-            those that its later units make of this unit's results. 1 weighs it like the unit's error, both as shares of
-            what they are before learning. Each step then computes the rest of the model, too.
-        temperature: by which logits are divided in that loss; the paper has 4 for ResNets and 1 for MobileNets.
+            those that its later units compute from this unit's results. 1 weighs it like the unit's error, both as
+            shares of their values before learning. Each step then also computes the rest of the model.
+        temperature: divisor of the logits in that loss; the paper uses 4 for ResNets and 1 for MobileNets.
         weight_scale_lr: learning rate of weight scales, relative to their size, with the integers between which weights
             are rounded kept (Genie); 0 leaves scales alone, 1e-3 suits the other defaults.
         memory_limit: bytes of activations kept in memory; more go to a temporary folder.
-        checkpoint: folder where finished units are stored; the same call goes on from there.
-        seed: of all that learning draws at random. What the model itself draws comes from torch's generator.
+        checkpoint: folder where finished units are stored; the same call continues from there.
+        seed: for all randomness in learning. The model's own randomness comes from torch's generator.
         progress: show a progress bar; by default only on a terminal.
         timeout: how long a rank waits for the others, in seconds.
 
@@ -160,7 +159,7 @@ class _Job:
                 "the model has no weight whose rounding can be learned: none is quantized to evenly spaced integers"
             )
         self.units = find_units(model, lambda node: bool(weights[node]), settings.unit_kind, settings.merge)
-        taken: set[TensorQuantizer] = set()  # a layer that is called again has learned already
+        taken: set[TensorQuantizer] = set()  # a layer that is called again has already learned
         self.weights: list[list[LearnedWeight]] = []
         for unit in self.units:
             found = {w.quantizer: w for node in unit.nodes for w in weights[node] if w.quantizer not in taken}
@@ -181,7 +180,7 @@ class _Job:
         return list(found)
 
     def _scales(self, number: int) -> list[LearnedScale]:
-        """The activations of a unit whose scales are learned: coarse ones that no other unit has."""
+        """The activations of a unit whose scales are learned: coarse ones that belong to no other unit."""
         if self.settings.method == "adaround":
             return []
         elsewhere = {q for i, found in enumerate(self.activations) if i != number for q in found}
@@ -304,7 +303,7 @@ class _Job:
 
 
 class _Chosen(nn.Module):
-    """A unit that gives only some of its results."""
+    """A unit that returns only some of its results."""
 
     def __init__(self, call: nn.Module, chosen: list[int]) -> None:
         super().__init__()

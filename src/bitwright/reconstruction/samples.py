@@ -1,4 +1,4 @@
-"""Samples: what goes into a unit, quantized and float, and what should come out; drawn at random or batch by batch."""
+"""Samples: the inputs of a unit, quantized and float, and its targets; drawn at random or batch by batch."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ Call = Callable[..., Sequence[Any]]
 class Sample(NamedTuple):
     """Values of the quantized model's and the float model's inputs of a unit, and the float results.
 
-    Where predictions count, also what else the rest of the model reads, and its results in float.
+    If predictions count, also the other inputs of the rest of the model, and its float results.
     """
 
     quantized: list[Any]
@@ -31,7 +31,7 @@ class Samples:
     Args:
         quantized: the inputs in the quantized model.
         exact: the inputs in the float model.
-        targets: the results in the float model that are to be met.
+        targets: the results of the float model to approximate.
         call: the unit in float, to find out whether it treats each sample by itself.
         rest: the rest of the model, where predictions count.
     """
@@ -52,14 +52,14 @@ class Samples:
         self.separable = self._separable(call)
 
     def batch(self, number: int) -> Sample:
-        """One batch as it was given."""
+        """One batch as given."""
         return Sample(*([column.batch(number) for column in columns] for columns in self.columns))
 
     def __iter__(self) -> Iterator[Sample]:
         return (self.batch(number) for number in range(self.batches))
 
     def draw(self, size: int, source: torch.Generator, *, exact: bool = True) -> Sample:
-        """Samples chosen at random, or one batch where samples cannot be told apart; float inputs only if asked for."""
+        """Samples drawn at random, or one batch if samples are inseparable; float inputs only on request."""
         if not self.separable:
             return self.batch(int(torch.randint(self.batches, (), generator=source)))
         chosen = torch.randperm(sum(self.sizes), generator=source)[:size]
@@ -67,7 +67,7 @@ class Samples:
         return Sample(*([column.rows(chosen) for column in each] for each in columns))
 
     def _separable(self, call: Call) -> bool:
-        """Whether some samples of a batch alone give the same results as within it."""
+        """Whether some samples of a batch have the same results alone as within it."""
         if any(column.block is None for columns in self.columns for column in columns) or self.sizes[0] < 2:
             return False
         chosen = torch.arange(self.sizes[0])[1::2]
@@ -83,7 +83,7 @@ class Samples:
 
 
 def close(found: object, wanted: Tensor) -> bool:
-    """Whether a result is another one but for the last digits."""
+    """Whether two results are equal up to the last digits."""
     if not isinstance(found, Tensor) or found.shape != wanted.shape:
         return False
     near = 1e-3 * wanted.abs().max().item() if wanted.numel() else 0.0

@@ -1,4 +1,4 @@
-"""Settings: what reconstruct can be told, checked in one place."""
+"""Settings: the options of reconstruct, checked in one place."""
 
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -47,7 +47,7 @@ class Settings:
 
     @property
     def unit_kind(self) -> str:
-        """Layers for AdaRound and blocks for the others, unless the user says which."""
+        """Layers for AdaRound and blocks for the others, unless the user chooses."""
         if self.unit != "auto":
             return self.unit
         return "layer" if self.method == "adaround" else "block"
@@ -55,7 +55,8 @@ class Settings:
     def keep_at(self, bits: int) -> float:
         """The probability that activations are quantized in a unit, given the fewest bits that any of them has.
 
-        Chance makes coarse activations robust. Fine ones need none, and it would hide the errors of earlier units.
+        Randomness makes coarse activations robust. Fine ones do not need it, and it would hide the errors of earlier
+        units.
         """
         if self.method != "qdrop":
             return 1.0
@@ -71,7 +72,7 @@ class Settings:
 
     @staticmethod
     def pressure(step: int, steps: int) -> float:
-        """A factor of the regulariser, from 1/30 at the first step to 30 at the last: in the end all is decided."""
+        """A factor for the regulariser, from 1/30 at the first step to 30 at the last, so that all gets decided."""
         return 30.0 ** (2.0 * step / steps - 1.0)
 
 

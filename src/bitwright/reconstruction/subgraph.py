@@ -1,4 +1,4 @@
-"""Subgraph: a run of nodes as a module of its own, which calls the modules of the model it was taken from."""
+"""Subgraph: a run of nodes as a separate module, which calls the modules of the original model."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from torch import fx
 def subgraph(
     model: fx.GraphModule, nodes: Sequence[fx.Node], inputs: Sequence[fx.Node], outputs: Sequence[fx.Node]
 ) -> fx.GraphModule:
-    """A module that takes the values of ``inputs`` and gives those of ``outputs`` as a tuple."""
+    """A module that takes the values of ``inputs`` and returns those of ``outputs`` as a tuple."""
     graph = fx.Graph()
     known = {node: graph.placeholder(node.name) for node in inputs}
 

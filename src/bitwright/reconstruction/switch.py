@@ -1,4 +1,4 @@
-"""Switch quantizers off for a while: the float model is the quantized one without them."""
+"""Temporarily switch off quantizers: the float model is the quantized one without them."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -8,7 +8,7 @@ from bitwright.quantizer import Mode, TensorQuantizer
 
 @contextmanager
 def switched_off(quantizers: Iterable[TensorQuantizer]) -> Iterator[None]:
-    """Let tensors pass unchanged; afterwards each quantizer has its mode back."""
+    """Pass tensors unchanged, then restore each quantizer's mode."""
     modes = [(quantizer, quantizer.mode) for quantizer in quantizers]
     for quantizer, _ in modes:
         quantizer.mode = Mode.OFF

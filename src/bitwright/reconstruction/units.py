@@ -1,9 +1,9 @@
-"""Units: the runs of nodes that reconstruction improves at once, found in a prepared graph.
+"""Units: the runs of nodes that reconstruction improves together, found in a prepared graph.
 
-The graph is cut where a single tensor that quantization changes is alive. What lies between two cuts is a residual
-block, an attention with its sum, a layer. Pieces of one module are joined if modules of that class have such blocks
-elsewhere: the inverted residuals without a shortcut are then units like those with one. Pieces of too many layers are
-split again, by the modules inside them or layer by layer; a unit may therefore have several results.
+The graph is cut wherever only a single tensor that quantization changes is alive. Between two cuts there is a residual
+block, an attention with its sum, or a layer. Pieces of one module are joined if modules of that class form such blocks
+elsewhere, so inverted residuals without a shortcut become units like those with one. Pieces with too many layers are
+split again, by the modules inside them or layer by layer, so a unit may have several results.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,11 +28,11 @@ class Unit:
     """A run of nodes.
 
     Attributes:
-        name: the module or layers that it has.
+        name: its module or layers.
         nodes: in the order of the graph.
         inputs: the nodes outside whose values it reads.
-        outputs: its nodes whose values are read outside.
-        moving: those of all nodes that quantization changes.
+        outputs: the nodes whose values are read outside.
+        moving: the nodes whose values quantization changes.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Unit:
 
 
 class _Graph:
-    """A graph as a list of calls, with what is known of each."""
+    """A graph as a list of calls, with what is known about each."""
 
     def __init__(self, model: fx.GraphModule, learns: Callable[[fx.Node], bool], changes: Changes) -> None:
         self.model, self.changes = model, changes
@@ -66,7 +66,7 @@ class _Graph:
         return max((self.index.get(user, len(self.calls)) for user in node.users), default=-1)
 
     def pieces(self) -> list[Nodes]:
-        """The runs between places where one moving tensor is alive.
+        """The runs between points where only one moving tensor is alive.
 
         What comes after a layer and keeps its shape (an activation, a quantizer) belongs to it; what changes the shape
         (pooling) belongs to what follows, so that results are compared before it.

@@ -1,4 +1,4 @@
-"""Save a prepared model as a folder of plain files, and make the same model of it again, in any process."""
+"""Save a prepared model as a folder of plain files, and rebuild the same model from it in any process."""
 
 from bitwright.saving.reading import load
 from bitwright.saving.writing import save

@@ -1,4 +1,4 @@
-"""A backend as plain data. Its conditions are functions: they stand in the data by name, and are found again by it."""
+"""A backend as plain data. Its conditions are functions, stored by name and looked up again."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -14,7 +14,7 @@ _CONDITIONS = "conditions"
 
 
 def to_data(value: Any) -> Any:  # noqa: ANN401
-    """A backend, or a part of one, as plain data that :func:`from_data` reads back; the same in every process."""
+    """A backend, or a part of one, as plain data for :func:`from_data`, the same in every process."""
     if isinstance(value, Strict):
         return {name: to_data(getattr(value, name)) for name in type(value).model_fields}
     if isinstance(value, Mapping):
@@ -29,7 +29,7 @@ def to_data(value: Any) -> Any:  # noqa: ANN401
 
 
 def from_data(data: dict[str, Any], given: Backend | None = None) -> Backend:
-    """The backend that was saved; functions are taken from ``given``, or from the backends that are registered."""
+    """The saved backend; functions come from ``given``, or from the registered backends."""
     operators = dict(data.get("operators") or {})
     wanted: dict[str, str] = dict(operators.get(_CONDITIONS) or {})
     known = {} if not wanted else _functions([given] if given is not None else BACKENDS.values())

@@ -1,7 +1,7 @@
-"""Example inputs without their data: shapes, types and limits, and inputs made of these that are safe to run with.
+"""Example inputs without their data: shapes, types and limits, and safe inputs generated from them.
 
-Values matter where they are indices, lengths or offsets. A made tensor spans the limits of the original in equal steps,
-in the same order if that was sorted, so it stays within every table that the original was looked up in.
+Values matter if they are indices, lengths or offsets. A generated tensor spans the limits of the original in equal
+steps, sorted if that was sorted, so it stays within every table that the original was looked up in.
 """
 
 import math
@@ -57,7 +57,7 @@ Group.model_rebuild()
 
 
 def describe(value: Any) -> TensorLike | Group | Plain | Unknown:  # noqa: ANN401
-    """Say what an input looks like."""
+    """Describe an input."""
     if type(value) is Tensor and value.layout is torch.strided and not value.is_quantized:
         return _describe_tensor(value)
     if value is None or (isinstance(value, bool | int | float | str) and _is_plain(value)):
@@ -87,7 +87,7 @@ def _describe_tensor(value: Tensor) -> TensorLike:
 
 
 def make(described: TensorLike | Group | Plain | Unknown, tensor: Callable[[TensorLike], Tensor] | None = None) -> Any:  # noqa: ANN401
-    """Make an input that looks like the one described; ``tensor`` makes its tensors."""
+    """Generate an input from its description; ``tensor`` generates its tensors."""
     if isinstance(described, TensorLike):
         return (tensor or made_tensor)(described)
     if isinstance(described, Plain):

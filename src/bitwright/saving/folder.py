@@ -1,4 +1,4 @@
-"""Folders appear whole or not at all: they are written beside the target and take its place at once."""
+"""Folders appear whole or not at all: they are written beside the target and then swapped in."""
 
 import contextlib
 import ctypes
@@ -18,7 +18,7 @@ _AT_FDCWD, _EXCHANGE = -100, 2  # of Linux's renameat2
 
 
 def check_folder(path: str | os.PathLike[str], ours: Collection[str], mark: str) -> Path:
-    """Return where a folder goes, links followed, or say why it cannot: only an own folder is ever replaced.
+    """Return where a folder goes, following links, or raise if it cannot; only our own folders are ever replaced.
 
     Args:
         path: the folder.
@@ -46,7 +46,7 @@ def check_folder(path: str | os.PathLike[str], ours: Collection[str], mark: str)
 
 @contextmanager
 def atomic_folder(target: Path) -> Iterator[Path]:
-    """Yield an empty folder beside ``target``; it takes the name ``target`` only if all went well."""
+    """Yield an empty folder beside ``target``, renamed to ``target`` only on success."""
     made: list[Path] = []
     partial = None
     try:
@@ -65,13 +65,13 @@ def atomic_folder(target: Path) -> Iterator[Path]:
     finally:
         if partial is not None:
             shutil.rmtree(partial, ignore_errors=True)  # what is left of it, or the folder that it has replaced
-        with contextlib.suppress(OSError):  # one that someone else has begun to use stays
+        with contextlib.suppress(OSError):  # one that someone else started to use stays
             for folder in made:
                 folder.rmdir()
 
 
 def _put(partial: Path, target: Path) -> None:
-    """Give a folder its name; one that has the name already gets the other's, in the same moment where that works."""
+    """Rename a folder; an existing one swaps names with it, atomically where supported."""
     try:
         os.rename(partial, target)
         return

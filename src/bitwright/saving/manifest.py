@@ -1,4 +1,4 @@
-"""The manifest, ``bitwright.json``: what a saved model is, and with what it was made. It is checked as it is read."""
+"""The manifest, ``bitwright.json``: what a saved model is and what it was made with, checked on reading."""
 
 import hashlib
 import json
@@ -24,7 +24,7 @@ _PACKAGES = ("torch", "numpy", "safetensors")
 
 
 class Manifest(Strict):
-    """What a folder says of the model in it."""
+    """What a folder says about its model."""
 
     format: int
     """Version of the folder's layout."""
@@ -76,7 +76,7 @@ class Manifest(Strict):
 
 
 def versions() -> dict[str, str]:
-    """The versions of what decides how a model computes."""
+    """The versions of everything that decides how a model computes."""
     return {
         "bitwright": __version__,
         "python": platform.python_version(),

@@ -1,4 +1,4 @@
-"""What a quantizer is beyond its tensors: spec, observer, method and switches, and how to make one so again."""
+"""A quantizer beyond its tensors: spec, observer, method and switches, and how to rebuild it."""
 
 import inspect
 from typing import Any
@@ -55,7 +55,7 @@ class QuantizerRecord(Strict):
         )
 
     def restore(self, name: str, quantizer: TensorQuantizer, tensors: dict[str, Tensor]) -> None:
-        """Make ``quantizer`` what was described, with its tensors."""
+        """Turn ``quantizer`` into the described one, with its tensors."""
         if (placed := _placed_spec(quantizer)) != self.placed:
             raise SaveError(f"the quantizer {name} was made as '{self.placed}', but now as '{placed}'")
         try:
@@ -87,13 +87,13 @@ class QuantizerRecord(Strict):
 
 
 def _placed_spec(quantizer: TensorQuantizer) -> str:
-    """The spec that a quantizer was made with: its observer remembers."""
+    """The spec that a quantizer was created with, which its observer remembers."""
     args = quantizer.observer._given[0]
     return str(args[0] if args and isinstance(args[0], QuantSpec) else quantizer.spec)
 
 
 def _name(registry: Registry[Any], item: object) -> str:
-    """What an observer or a method is called in its registry, or its class where it has no name there."""
+    """The name of an observer or a method in its registry, or its class if it has none."""
     return next((n for n in registry if registry.get(n) is type(item)), type(item).__name__)
 
 

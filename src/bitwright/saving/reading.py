@@ -1,4 +1,4 @@
-"""load: the model that a folder holds, made again from its float model."""
+"""load: rebuild the model in a folder from its float model."""
 
 import copy
 import os
@@ -27,7 +27,7 @@ from bitwright.saving.manifest import EXAMPLE, MANIFEST, RECIPE, TENSORS, Manife
 from bitwright.saving.structure import code_of, differences, structure
 from bitwright.saving.tensors import named_tensors, put, why_not
 
-_TRIES = 10  # of reading a folder that others replace meanwhile
+_TRIES = 10  # attempts to read a folder that others keep replacing
 _DESCRIPTORS = ("quant_desc_input", "quant_desc_weight")
 
 
@@ -38,19 +38,19 @@ def load(
     example_inputs: Any = None,  # noqa: ANN401
     backend: str | Path | Backend | None = None,
 ) -> nn.Module:
-    """Make the model that :func:`save` wrote: it computes the same, bit for bit, on the same machine.
+    """Rebuild the model that :func:`save` wrote; it computes the same, bit for bit, on the same machine.
 
-    The float model is prepared again, with inputs of the shapes and types of the example inputs, and then given the
-    weights, ranges and modes that were saved. A model that is made otherwise than the saved one was is refused, with
-    the first difference. A :class:`~bitwright.errors.SaveWarning` tells of code or packages that have changed.
+    The float model is prepared again, with inputs of the shapes and types of the example inputs, and then receives the
+    saved weights, ranges and modes. A model that differs from the saved one is refused with the first difference. A
+    :class:`~bitwright.errors.SaveWarning` tells of code or packages that have changed.
 
     Args:
         folder: what ``save`` wrote.
-        model: the float model, of any weights, or a function that builds it. It is left untouched. A model on the
-            meta device gets weights that are mapped from the folder's file, and take no memory before they are used.
+        model: the float model, with any weights, or a function that builds it. It is left untouched. A model on the
+            meta device gets weights mapped from the folder's file, which take no memory until they are used.
         example_inputs: inputs to capture the model with, of the saved shapes and types; needed only if the model does
             not take made-up numbers within the limits of the saved ones.
-        backend: the target, where its conditions are functions that no registered backend has.
+        backend: the target, if its conditions are functions that no registered backend has.
     """
     path = Path(folder)
     files = _whole(path)
@@ -66,7 +66,7 @@ def load(
 
 
 class _Files(NamedTuple):
-    """What the files of a folder hold."""
+    """The contents of a folder's files."""
 
     manifest: Manifest
     tensors: dict[str, Tensor]
@@ -75,7 +75,7 @@ class _Files(NamedTuple):
 
 
 def _whole(folder: Path) -> _Files:
-    """Read all files; again, if another process has put another folder in this one's place meanwhile."""
+    """Read all files, and again if another process replaced the folder meanwhile."""
     for _ in range(_TRIES):
         mark = _mark(folder)
         try:
@@ -90,7 +90,7 @@ def _whole(folder: Path) -> _Files:
 
 
 def _mark(folder: Path) -> tuple[int, int, int] | None:
-    """What tells a folder from one that has taken its place."""
+    """What distinguishes a folder from its replacement."""
     try:
         found = (folder / MANIFEST).stat()
     except (OSError, ValueError):
@@ -114,7 +114,7 @@ def _recipe(folder: Path) -> Recipe:
 
 @contextmanager
 def _readable(folder: Path) -> Iterator[None]:
-    """Blame a manifest whose parts do not fit each other, which only one that was changed has."""
+    """Report a manifest with inconsistent parts, which only a changed one has."""
     try:
         yield
     except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
@@ -125,7 +125,7 @@ def _readable(folder: Path) -> Iterator[None]:
 
 
 def _check_files(folder: Path, manifest: Manifest) -> None:
-    """Refuse files that are not those that were saved."""
+    """Refuse files other than those that were saved."""
     for name, digest in manifest.files.items():
         if name not in (RECIPE, TENSORS, EXAMPLE):
             raise SaveError(f"{str(folder)!r} lists the file {name!r:.80}, which a saved model does not have")
@@ -159,7 +159,7 @@ def _built(factory: Any) -> nn.Module:  # noqa: ANN401
 
 
 def _with_weights(model: nn.Module, file: Path) -> nn.Module:
-    """The model, or, if it is on the meta device, a copy with the weights that are saved, mapped from their file."""
+    """The model or, if it is on the meta device, a copy with the saved weights, mapped from their file."""
     if not any(tensor.is_meta for tensor in named_tensors(model).values()):
         return model
     try:
@@ -185,7 +185,7 @@ def _example(files: _Files, given: Any) -> Any:  # noqa: ANN401
 
 
 def _unlike(given: Any, saved: Any) -> str:  # noqa: ANN401
-    """How inputs differ from the saved ones, but for their values."""
+    """How inputs differ from the saved ones, apart from their values."""
     if given.kind != saved.kind:
         return f"a {given.kind}, not a {saved.kind}"
     if isinstance(given, TensorLike):
@@ -222,7 +222,7 @@ def _swapped(files: _Files, model: nn.Module, inputs: Any, backend: Backend) -> 
 
 
 def _restore(made: nn.Module, manifest: Manifest, saved: dict[str, Tensor], folder: Path) -> None:
-    """Give a model that was made again its tensors and modes, or say in what it differs from the saved one."""
+    """Restore tensors and modes of a rebuilt model, or say how it differs from the saved one."""
     found = quantizers(made)
     own = named_tensors(made)
     prefixes = tuple(f"{name}." for name in manifest.quantizers)
@@ -258,7 +258,7 @@ def _set_modes(made: nn.Module, manifest: Manifest) -> None:
 
 
 def _changes(made: nn.Module, manifest: Manifest) -> list[str]:
-    """The code and the packages that are not those the model was saved with."""
+    """The code and the packages that changed since the model was saved."""
     code, here = code_of(made), versions()
     changed = [f"the code of {n} has changed" for n, d in manifest.code.items() if code.get(n, d) != d]
     return changed + [f"{n} was {v} and is {here[n]}" for n, v in manifest.versions.items() if here.get(n, v) != v]

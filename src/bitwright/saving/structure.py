@@ -1,4 +1,4 @@
-"""What a model computes beyond its tensors, line by line, to tell a model that was made again from the one saved."""
+"""A model's computation beyond its tensors, line by line, to compare a rebuilt model with the saved one."""
 
 import contextlib
 import difflib
@@ -77,7 +77,7 @@ def differences(saved: list[str], made: list[str]) -> list[str]:
 
 
 def code_of(model: nn.Module) -> dict[str, str]:
-    """A digest of the source of each class of the user's that the model has modules of, where there is a source."""
+    """A digest of the source of each user class among the model's modules, if there is a source."""
     found: dict[str, str] = {}
     for kind in {users_class(module) for module in model.modules()}:
         if kind.__module__.split(".")[0] not in ("torch", "bitwright"):

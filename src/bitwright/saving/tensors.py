@@ -1,4 +1,4 @@
-"""The tensors of a model by name, those of its quantizers apart, and how saved ones are put in their place."""
+"""The tensors of a model by name, separate from those of its quantizers, and how to restore saved ones."""
 
 from collections.abc import Mapping
 
@@ -10,7 +10,7 @@ from bitwright.mapped_weights import same_bits
 from bitwright.quantizer import quantizers
 from bitwright.quantizer.state import ABOUT
 
-SEEN = "observer:"  # before the names of what an observer has seen
+SEEN = "observer:"  # prefix of the names of what an observer has seen
 _SHOWN = 5  # names that a message lists
 
 
@@ -40,7 +40,7 @@ def quantizer_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def why_not(saved: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> list[str]:
-    """Why saved tensors do not fit those of a model."""
+    """Why saved tensors do not match a model's."""
     problems = [
         *_listed("the folder lacks", [n for n in wanted if n not in saved]),
         *_listed("the model has no", [n for n in saved if n not in wanted]),
@@ -58,7 +58,7 @@ def _listed(what: str, names: list[str]) -> list[str]:
 
 
 def put(saved: Mapping[str, Tensor], wanted: Mapping[str, Tensor], channels_last: list[str]) -> None:
-    """Set the values of a model's tensors, in place, and how they lie in memory."""
+    """Set the values and memory layout of a model's tensors, in place."""
     with torch.no_grad():
         for name, tensor in wanted.items():
             if name in channels_last:
@@ -69,7 +69,7 @@ def put(saved: Mapping[str, Tensor], wanted: Mapping[str, Tensor], channels_last
 
 
 def lie_channels_last(tensors: Mapping[str, Tensor]) -> list[str]:
-    """The names of tensors whose channels lie last in memory: a convolution then computes another way."""
+    """The names of channels-last tensors, for which a convolution computes differently."""
     kinds = {4: torch.channels_last, 5: torch.channels_last_3d}
     return [
         name
@@ -79,7 +79,7 @@ def lie_channels_last(tensors: Mapping[str, Tensor]) -> list[str]:
 
 
 def check_plain(tensors: Mapping[str, Tensor]) -> None:
-    """Refuse what safetensors cannot hold."""
+    """Refuse tensors that safetensors cannot hold."""
     for name, tensor in tensors.items():
         if tensor.layout is not torch.strided or tensor.is_quantized:
             raise SaveError(f"{name} is {tensor.dtype} in the layout {tensor.layout}: a folder holds dense tensors")

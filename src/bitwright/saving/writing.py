@@ -34,18 +34,18 @@ def save(
     source: Mapping[str, str] | None = None,
     timeout: float = TIMEOUT,
 ) -> Path:
-    """Write a prepared model as a folder that :func:`load` makes the same model of.
+    """Write a prepared model as a folder from which :func:`load` rebuilds the same model.
 
     The folder has ``model.safetensors`` (weights, ranges, and what methods and observers have learned and seen),
-    ``recipe.yaml`` and ``bitwright.json``. It appears whole or not at all; one that is there already stays until the
-    new one is whole. What belongs to training, such as the state of an optimizer, is not part of it. Under ``torchrun``
-    rank 0 writes, and the others wait for it.
+    ``recipe.yaml`` and ``bitwright.json``. It appears whole or not at all; an existing one stays until the new one is
+    complete. It does not include training state, such as that of an optimizer. Under ``torchrun``, rank 0 writes while
+    the others wait.
 
     Args:
         model: what ``prepare`` or ``swap_modules`` returned, at any point after that.
-        folder: where to.
-        example: store the data of the example inputs too. Otherwise only their shapes, types and limits are stored.
-        source: where the model came from, for the command line: ``module:function`` by what it does.
+        folder: the folder to write.
+        example: also store the data of the example inputs, not only their shapes, types and limits.
+        source: where the model came from, for the command line: ``module:function`` by purpose.
         timeout: how long a rank waits for the others, in seconds.
 
     Returns:

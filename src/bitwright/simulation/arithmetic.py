@@ -24,7 +24,7 @@ class Rule:
     Attributes:
         kernel: takes an :class:`Operation` and the operator's own arguments, tensors among them as
             :class:`Quantized`. Returns integers if the operation has an output grid, and float32 values if it has none.
-        result_free: whether the runtime uses it even where the result is not quantized.
+        result_free: whether the runtime uses it even if the result is not quantized.
         refusal: says why the runtime does not compute a call in integers; empty if it does.
     """
 
@@ -35,7 +35,7 @@ class Rule:
 
 @dataclass
 class Arithmetic:
-    """What is known of a runtime's integer kernels.
+    """What is known about a runtime's integer kernels.
 
     Attributes:
         name: of the runtime.
@@ -48,7 +48,7 @@ class Arithmetic:
     def kernel(
         self, *operators: str, result_free: bool = False, refusal: Refusal | None = None
     ) -> Callable[[Kernel], Kernel]:
-        """Return a decorator that files a function as the kernel of operators."""
+        """Return a decorator that registers a function as the kernel of operators."""
 
         def decorate(kernel: Kernel) -> Kernel:
             rule = Rule(kernel, result_free) if refusal is None else Rule(kernel, result_free, refusal)
@@ -59,7 +59,7 @@ class Arithmetic:
 
 
 def register_arithmetic(arithmetic: Arithmetic, *, override: bool = False) -> Arithmetic:
-    """File a runtime's arithmetic under the runtime's name."""
+    """Register a runtime's arithmetic under the runtime's name."""
     return SIMULATED_RUNTIMES.register(arithmetic.name, override=override)(arithmetic)
 
 
@@ -68,8 +68,8 @@ class Operation:
     """One call of a kernel.
 
     Attributes:
-        module: what computes the operator in the ordinary simulation, with its weight and settings.
-        output: where the result's integers lie; None if the result stays float.
+        module: the module that computes the operator in the ordinary simulation, with its weight and settings.
+        output: the grid of the result; None if the result stays float.
     """
 
     module: nn.Module
@@ -79,7 +79,7 @@ class Operation:
 class IntegerOperator(nn.Module):
     """An operator as a runtime's kernel computes it, with the quantizer after it if there is one.
 
-    Takes and gives the values that integers stand for, so it fits wherever the operator was.
+    Takes and returns the values that integers stand for, so it can replace the operator anywhere.
     """
 
     def __init__(self, kernel: Kernel, module: nn.Module, inputs: list[Grid], output: Grid | None) -> None:

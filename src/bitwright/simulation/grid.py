@@ -15,7 +15,7 @@ _SIGNED_SHIFT = 128  # int8 activations are stored as uint8
 
 @dataclass(frozen=True)
 class Grid:
-    """Where the 256 levels of an unsigned byte lie.
+    """The values of the 256 levels of an unsigned byte.
 
     Attributes:
         scale: the step, a float32 number.
@@ -45,7 +45,7 @@ class Grid:
         return self.saturate(torch.round(values / self.scale) + self.zero_point)
 
     def saturate(self, integers: Tensor) -> Tensor:
-        """What the byte keeps of integers."""
+        """Saturate integers to the byte."""
         return integers.clamp(0, LEVELS)
 
     def values(self, integers: Tensor) -> Tensor:
@@ -54,7 +54,7 @@ class Grid:
 
 
 def _shift(spec: QuantSpec) -> int | None:
-    """How much more the stored integers are than the quantizer's; None unless they fill a byte."""
+    """The offset of the stored integers from the quantizer's; None unless they fill a byte."""
     if spec.format.floating:
         return None
     return {(0, LEVELS): 0, (-_SIGNED_SHIFT, LEVELS - _SIGNED_SHIFT): _SIGNED_SHIFT}.get((spec.qmin, spec.qmax))
@@ -66,7 +66,7 @@ class Quantized:
 
     Attributes:
         integers: from 0 to 255, held as float32.
-        grid: where they lie.
+        grid: their grid.
     """
 
     integers: Tensor

@@ -1,6 +1,6 @@
-"""onnxruntime's integer kernels on CPUs, to the bit: seen with 1.31 on x86.
+"""onnxruntime's integer kernels on CPUs, to the bit, as observed with 1.31 on x86.
 
-Accumulators are exact int32. Float32 arithmetic turns them into integers of the result:
+Accumulators are exact int32. Float32 arithmetic converts them to integers of the result:
 
     conv, linear, matmul    y = round(acc · (xs · ws / ys)) + yz            float result: acc · (xs · ws), then + bias
     add                     y = round(fma(a, as/ys, fma(b, bs/ys, yz - fma(as/ys, az, bs/ys · bz))))
@@ -65,12 +65,12 @@ def _products(module: Any, x: Quantized, *args: Any, call: int = 0, **kwargs: An
 
 
 def _as_int32(sums: Tensor) -> Tensor:
-    """Accumulators as they are, and overflow, in int32; then rounded to float32."""
+    """Accumulators in int32, with its overflow, then rounded to float32."""
     return sums.to(torch.int64).to(torch.int32).float()
 
 
 def _requantize(accumulators: Tensor, scale: Tensor, output: Grid | None) -> Tensor:
-    """Integers of the result, or its values, of accumulators in steps of ``scale``."""
+    """Convert accumulators in steps of ``scale`` to the result's integers, or to its values."""
     if output is None:
         return accumulators * scale
     return output.saturate(torch.round(accumulators * (scale / output.scale)) + output.zero_point)

@@ -33,7 +33,7 @@ class Simulated(nn.Module):
         runtime: the name of the runtime.
         exact: the operators that compute bit for bit as the runtime's integer kernels do, with the kernels' names.
         inexact: the operators that compute in float as in the ordinary simulation, with the reason.
-        assumptions: what must hold of the CPU for the runtime to give these bits.
+        assumptions: what the CPU must do for the runtime to compute these bits.
     """
 
     def __init__(self, model: nn.Module, runtime: str) -> None:
@@ -45,12 +45,12 @@ class Simulated(nn.Module):
         self.eval()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        """What the runtime computes of these inputs."""
+        """Compute what the runtime computes from these inputs."""
         with torch.no_grad():
             return self.model(*args, **kwargs)
 
     def train(self, mode: bool = True) -> "Simulated":
-        """Stay in evaluation mode: a runtime knows no other."""
+        """Stay in evaluation mode, the only one of a runtime."""
         return super().train(False)
 
     def extra_repr(self) -> str:
@@ -62,14 +62,14 @@ def simulate(model: nn.Module, runtime: str = "onnxruntime") -> Simulated:
     """Make a copy of a calibrated model that computes what a runtime computes, bit for bit.
 
     Convolutions, linear layers, matrix products, sums, products, average pools and concatenations accumulate integers,
-    add int32 biases and round as the runtime's kernels do. What only moves values, max-pools among them, is exact
-    anyway. Everything else computes in float as in the ordinary simulation, and is listed in ``inexact``.
+    add int32 biases and round as the runtime's kernels do. Operators that only move values, including max-pools, are
+    exact anyway. Everything else computes in float as in the ordinary simulation, and is listed in ``inexact``.
 
-    Use it to evaluate a model, after calibration or in the course of training, as it will be once deployed.
+    Use it to evaluate a model, after calibration or during training, as it will compute once deployed.
 
     Args:
         model: the prepared and calibrated model; it is left untouched. The copy computes in float32, as files do.
-        runtime: what to compute as (see ``bitwright.simulation.SIMULATED_RUNTIMES``).
+        runtime: the runtime to simulate (see ``bitwright.simulation.SIMULATED_RUNTIMES``).
     """
     arithmetic = SIMULATED_RUNTIMES.get(runtime)
     deployment = deploy(in_float32(model))
@@ -84,7 +84,7 @@ def simulate(model: nn.Module, runtime: str = "onnxruntime") -> Simulated:
 
 
 class _Simulating:
-    """The work on one graph.
+    """Converts one graph.
 
     Args:
         deployment: the whole model.
@@ -101,7 +101,7 @@ class _Simulating:
         self.prefix, self.region = prefix, region
 
     def run(self) -> None:
-        """Put an integer operator wherever the runtime has one, and list what is left."""
+        """Insert an integer operator wherever the runtime has one, and list the rest."""
         for node in [n for n in self.region.graph.nodes if n.op in ("call_module", "call_function", "call_method")]:
             module = self._module(node)
             if isinstance(module, Part | IntegerOperator) or facts(node).plain:
@@ -113,7 +113,7 @@ class _Simulating:
         self.region.recompile()
 
     def _replace(self, node: fx.Node, module: nn.Module, name: str) -> str:
-        """Compute a node in integers, with the quantizer after it; or say why the runtime does not."""
+        """Compute a node in integers, with the quantizer after it, or say why the runtime does not."""
         rule = self.arithmetic.rules.get(self._key(node, module))
         if rule is None:
             return self._float()
@@ -136,7 +136,7 @@ class _Simulating:
         return [grid for grid in found if grid is not None] if None not in found else []
 
     def _put(self, exact: IntegerOperator, node: fx.Node, place: fx.Node) -> None:
-        """Let ``place``, the node itself or the quantizer after it, compute in integers what the node is given."""
+        """Make ``place``, the node itself or the quantizer after it, compute on the node's inputs in integers."""
         target = add_internal(self.region, INTEGER, place.name, exact)
         place.args, place.kwargs, place.target = node.args, node.kwargs, target
         if place is not node:
@@ -164,7 +164,7 @@ class _Simulating:
         return OPERATORS.get(origin.operator) if origin is not None and origin.operator else None
 
     def _moves(self, node: fx.Node, module: nn.Module | None) -> bool:
-        """Whether a node gives values of its input, or clamps them: that is exact in float too."""
+        """Whether a node only passes on or clamps values of its input, which is exact in float, too."""
         operator = self._operator(node)
         if operator is None:
             return facts(node).tensor is None

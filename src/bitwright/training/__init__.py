@@ -1,4 +1,4 @@
-"""Training with quantizers: a small loop, and its parts for those who have their own."""
+"""Training with quantizers: a small loop, and its parts for use in your own."""
 
 from bitwright.methods import parameter_groups as qat_parameters
 from bitwright.training.average import WeightAverage

@@ -20,8 +20,8 @@ class WeightAverage:
             accuracy(model)
 
     Args:
-        model: what is trained.
-        decay: how much of the average stays at each step.
+        model: the model being trained.
+        decay: the share of the average kept at each step.
     """
 
     def __init__(self, model: nn.Module, decay: float = 0.999) -> None:
@@ -36,7 +36,7 @@ class WeightAverage:
 
     @torch.no_grad()
     def update(self) -> None:
-        """Take in the weights of now; the first steps count more, so that the average does not begin from the start."""
+        """Add the current weights; the first steps count more, so that the average forgets the initial weights."""
         self.steps += 1
         decay = min(self.decay, self.steps / (self.steps + 10.0))
         for name, tensor in self._state():
@@ -48,13 +48,13 @@ class WeightAverage:
 
     @torch.no_grad()
     def apply(self) -> None:
-        """Give the model the average for good."""
+        """Replace the model's weights by the average."""
         for name, tensor in self._state():
             tensor.copy_(self.values[name])
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Give the model the average for a while."""
+        """Temporarily replace the model's weights by the average."""
         now = {name: tensor.detach().clone() for name, tensor in self._state()}
         self.apply()
         try:

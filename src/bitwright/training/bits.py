@@ -1,4 +1,4 @@
-"""change_bits: fewer bits while training goes on, from many to few."""
+"""change_bits: reduce the bits in the course of training."""
 
 from torch import nn
 
@@ -9,10 +9,10 @@ from bitwright.recipe import with_bits
 
 
 def change_bits(model: nn.Module, weight: int | None = None, activation: int | None = None) -> nn.Module:
-    """Give weights and activations another number of bits; those with 8 bits or more that had 8 at first stay so.
+    """Change the bits of weights and activations that have fewer than 8 bits.
 
-    Ranges of activations stay as they are, those of weights are found again. Make the optimizer again afterwards if
-    methods have other Parameters.
+    Ranges of activations do not change; those of weights are found again. Create a new optimizer afterwards if methods
+    have other Parameters.
 
     Args:
         model: a calibrated model.

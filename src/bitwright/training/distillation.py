@@ -12,14 +12,14 @@ from bitwright.quantizer import Mode, quantizers
 
 
 class Distillation:
-    """The distance between a model's predictions and those of its float self, as it was when this was made.
+    """The distance between a model's predictions and those of its float version at the time of creation.
 
-    loss = T²·KL(softmax(teacher / T) ‖ softmax(student / T)), on average over rows
+    loss = T²·KL(softmax(teacher / T) ‖ softmax(student / T)), averaged over rows
 
     Args:
         model: a prepared model with its float weights; a copy of it, or ``teacher``, is the teacher.
         temperature: T; more than 1 makes small probabilities count more.
-        teacher: another model that gives logits for the same inputs.
+        teacher: another model that returns logits for the same inputs.
     """
 
     def __init__(self, model: nn.Module, temperature: float = 1.0, teacher: nn.Module | None = None) -> None:

@@ -28,12 +28,12 @@ from bitwright.training.oscillation import Oscillations
 from bitwright.training.ranges import freeze_ranges
 
 _log = logging.getLogger(__name__)
-_FRESH = 50  # batches that give BatchNorms their statistics after training
+_FRESH = 50  # batches that determine the statistics of BatchNorms after training
 
 
 @dataclass(frozen=True)
 class EpochResult:
-    """One epoch: the mean loss over its steps, how many there were, and the seconds they took."""
+    """One epoch: the mean loss over its steps, their number, and the seconds they took."""
 
     loss: float
     steps: int
@@ -80,32 +80,33 @@ def train(
 ) -> Training:
     """Train a calibrated model with its quantizers on.
 
-    The learning rate falls as a cosine over all epochs. What quantizers learn has its own rate and no weight decay.
+    The learning rate falls as a cosine over all epochs. Quantizer parameters have their own rate and no weight decay.
 
     Args:
-        model: what ``calibrate`` returned, of a recipe whose methods learn, see :func:`bitwright.training.qat_recipe`;
-            it is trained in place and left in evaluation mode.
-        loader: batches of ``(inputs …, target)``; it is gone through once per epoch.
+        model: a calibrated model whose recipe has methods that learn, see :func:`bitwright.training.qat_recipe`. It is
+            trained in place and left in evaluation mode.
+        loader: batches of ``(inputs …, target)``, read once per epoch.
         loss: ``loss(prediction, target)``, such as ``torch.nn.functional.cross_entropy``.
-        epochs: how often.
-        lr: learning rate of weights (SGD with momentum 0.9); a trained net with frozen BatchNorms bears little.
-        scale_lr: learning rate of what quantizers learn; a tenth of ``lr`` if not given.
+        epochs: number of epochs.
+        lr: learning rate of weights (SGD with momentum 0.9); a trained net with frozen BatchNorms tolerates only a
+            small one.
+        scale_lr: learning rate of quantizer parameters; a tenth of ``lr`` by default.
         weight_decay: of weights.
-        optimizer: one of your own instead, of ``qat_parameters(model, …)``; its rates are scaled by the cosine.
-        distill: part of the loss, from 0 to 1, that is the distance to the float model's predictions.
+        optimizer: your own optimizer instead, over ``qat_parameters(model, …)``; its rates are scaled by the cosine.
+        distill: share of the loss, from 0 to 1, for the distance to the float model's predictions.
         temperature: of distillation.
-        teacher: another model to learn from than the float one.
-        batch_statistics: let BatchNorms normalize by the batch and move their statistics. These lag behind weights that
-            move; after the last epoch the first batches give new ones, unless they were frozen before or
-            the loader cannot be read again.
-        freeze_norms_after: the epoch from which on their statistics stay.
-        freeze_ranges_after: the epoch from which on scales stay.
-        average: decay of a moving average of weights, which the model has in the end.
-        dampening: strength of the pull to the middle of cells at the end; it grows from 0 as a cosine.
+        teacher: a model to learn from instead of the float one.
+        batch_statistics: let BatchNorms normalize by the batch and update their statistics. These lag behind moving
+            weights, so they are measured again on the first batches after the last epoch, unless they were frozen
+            before or the loader cannot be read again.
+        freeze_norms_after: the epoch from which their statistics are frozen.
+        freeze_ranges_after: the epoch from which scales are frozen.
+        average: decay of a moving average of weights, which the model gets in the end.
+        dampening: final strength of the pull to the middle of cells; it grows from 0 as a cosine.
         freeze_threshold: freeze weights of up to 4 bits that oscillate more often than this.
-        bits: bits of weights and activations by the epoch from which on they hold, such as ``{0: (6, 6), 1: (4, 4)}``,
+        bits: bits of weights and activations by the epoch from which they apply, such as ``{0: (6, 6), 1: (4, 4)}``,
             for those that have fewer than 8 bits now.
-        evaluate: a function of the model that gives a score, called after each epoch.
+        evaluate: a function of the model that returns a score, called after each epoch.
         progress: show a progress bar; by default only on a terminal.
     """
     _check(model, epochs, distill)
@@ -164,7 +165,7 @@ class _Run:
         return Oscillations(self.model, self.threshold) if wanted else None
 
     def change_bits(self, weight: int, activation: int) -> None:
-        """Go on with other numbers of bits."""
+        """Continue with other numbers of bits."""
         change_bits(self.model, weight, activation)
         self.watch = self._watch()
 
@@ -185,7 +186,7 @@ class _Run:
         return total / steps, steps
 
     def finish(self, loader: Iterable[Any], *, norms: bool) -> None:
-        """Take the average of weights, and give BatchNorms the statistics that they meet with these weights."""
+        """Apply the average of weights, and measure the statistics of BatchNorms with these weights."""
         if self.mean is not None:
             self.mean.apply()
         if norms and isinstance(loader, Iterator):

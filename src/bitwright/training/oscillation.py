@@ -28,7 +28,7 @@ class _Track:
 
 
 class Oscillations:
-    """Watches the weights of few bits in a model.
+    """Watches a model's weights with few bits.
 
     ::
 
@@ -38,7 +38,7 @@ class Oscillations:
 
     Args:
         model: a calibrated model.
-        threshold: a weight that oscillates more often is frozen; None freezes none.
+        threshold: weights that oscillate more often are frozen; None freezes none.
         momentum: of the averages; 1 / momentum steps are looked back on. Keep the threshold above it.
         most_bits: weights with more bits are left alone.
     """
@@ -66,7 +66,7 @@ class Oscillations:
 
     @property
     def oscillating(self) -> float:
-        """The share of weights that oscillate more often than every tenth of the time looked back on."""
+        """The share of weights that oscillate more often than a tenth of the steps in the averaging window."""
         return _part([t.share > 0.1 * max(self.momentum, 0.05) for t in self._tracks])
 
     @property
@@ -99,7 +99,7 @@ class Oscillations:
             track.integers = torch.where(track.frozen, track.value, track.integers)
 
     def dampening(self) -> Tensor:
-        """Σ (quantize(w) - clip(w))² over all weights that are watched, with gradients."""
+        """Σ (quantize(w) - clip(w))² over all watched weights, with gradients."""
         total = torch.zeros(())
         for track in self._tracks:
             site, spec = track.site, track.site.quantizer.spec

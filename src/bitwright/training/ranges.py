@@ -1,4 +1,4 @@
-"""Freeze what quantizers learn: after some epochs scales stay, and weights settle on their grid."""
+"""Freeze what quantizers learn, so that weights settle on their grid."""
 
 from torch import nn
 
@@ -6,10 +6,10 @@ from bitwright.methods import Method
 
 
 def freeze_ranges(model: nn.Module) -> nn.Module:
-    """Let scales, thresholds and all else that quantizers learn stay as they are.
+    """Freeze scales, thresholds and everything else that quantizers learn.
 
     Returns:
-        The same model. Give the optimizer its Parameters again, or let it be: it passes over those without a gradient.
+        The same model. The optimizer can stay: it skips Parameters without a gradient.
     """
     return _ask(model, False)
 

@@ -1,4 +1,4 @@
-"""Recipes for training with quantizers, by one word: the name of a method."""
+"""Recipes for training with quantizers, by the name of a method."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -23,13 +23,13 @@ _SIZELESS = "DoReFaFakeQuantize"  # its weights fill [-1, 1], whatever size a fo
 
 
 def qat_recipe(method: str, preset: str = "W4A4", **more: Any) -> Recipe:
-    """The recipe of a preset with the methods of a paper.
+    """A preset's recipe with the methods of a paper.
 
     Args:
         method: ``"lsq"``, ``"lsq+"``, ``"pact"``, ``"dorefa"``, ``"dsq"``, ``"tqt"`` or ``"apot"``. The last two have
-            no zero point: activations get signed specs. DoReFa's weights are for backends that keep BatchNorms apart,
-            such as that of ``"W4A4"``; they lie on integers here, as files need it. PACT has them as in its paper, and
-            LSQ's where BatchNorms are folded.
+            no zero point, so activations get signed specs. DoReFa's weights are for backends that keep BatchNorms
+            apart, such as that of ``"W4A4"``; they lie on integers here, as files need it. PACT has them as in its
+            paper, and LSQ's where BatchNorms are folded.
         preset: such as ``"W4A4"``; first and last layers have 8 bits in those with few bits, and APoT leaves these to
             LSQ, as it is for few bits.
         more: further settings of the recipe, such as ``backend`` or ``rules``.
@@ -52,7 +52,7 @@ def qat_recipe(method: str, preset: str = "W4A4", **more: Any) -> Recipe:
 
 
 def _sizeless(word: str, backend: str) -> dict[str, Any]:
-    """How weights are quantized by DoReFa, or instead of it where BatchNorms are folded into them."""
+    """How DoReFa quantizes weights, or what replaces it if BatchNorms are folded into them."""
     if not (backend in BACKENDS and BACKENDS.get(backend).folding.batchnorm):
         return {"method": _SIZELESS, "method_options": {"normalize": True}}
     if word == "pact":

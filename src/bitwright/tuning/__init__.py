@@ -1,4 +1,4 @@
-"""Tuning: what a recipe leaves open is decided by measuring files."""
+"""Tuning: decide what a recipe leaves open by measuring files."""
 
 from bitwright.tuning.result import LeftFloat, SpeedTuning
 from bitwright.tuning.speed import tune_speed

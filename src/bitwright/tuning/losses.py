@@ -1,4 +1,4 @@
-"""Losses: which operators take longer in integers than in float, with the conversions that they alone need."""
+"""Losses: which operators take longer in integers than in float, including conversions that only they need."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,7 +20,7 @@ _CONVERSIONS = ("QuantizeLinear", "DequantizeLinear")
 
 @dataclass
 class Cost:
-    """What the operators of one name take, in microseconds."""
+    """The time of the operators of one name, in microseconds."""
 
     quantized: float = 0.0
     plain: float = 0.0
@@ -28,7 +28,7 @@ class Cost:
     entries: list[Entry] = field(default_factory=list)
 
     def add(self, operator: OperatorCheck) -> None:
-        """Add an executed operator; one whose float time is not known neither gains nor loses."""
+        """Add an executed operator; one with an unknown float time neither gains nor loses."""
         known = operator.float_microseconds
         self.quantized += operator.microseconds
         self.plain += operator.microseconds if known is None else known
@@ -60,7 +60,7 @@ def costs_of(
 
 
 def losers(costs: Mapping[str, Cost], times: float, least: float) -> list[LeftFloat]:
-    """Those of the operators that lose, the worst first, each with a rule that leaves it float."""
+    """The operators that lose, worst first, each with a rule that leaves it float."""
     chosen = [(name, cost) for name, cost in costs.items() if cost.loses(times, least)]
     chosen.sort(key=lambda each: each[1].plain - each[1].quantized - each[1].conversions)
     return [
@@ -71,7 +71,7 @@ def losers(costs: Mapping[str, Cost], times: float, least: float) -> list[LeftFl
 
 
 def _choices(ledger: Ledger) -> dict[str, list[Entry]]:
-    """The operators that may be left float: those in integers, but for what the user has asked for by a rule."""
+    """The operators that may be left float: those in integers, except those that a rule of the user sets."""
     asked = {rule.match for rule in ledger.recipe.rules if rule.force or rule.asks}
     found: dict[str, list[Entry]] = defaultdict(list)
     for entry in ledger.entries:
@@ -87,7 +87,7 @@ def _selector(entry: Entry) -> str:
 def _conversions(
     executed: list[Executed], nodes: list[FileNode], owner: Mapping[str, str], integer: set[str]
 ) -> dict[str, float]:
-    """What conversions cost, charged to the integer operators at their integer end, in equal shares."""
+    """The cost of conversions, charged in equal shares to the operators at their integer end."""
     neighbours = _Neighbours(nodes)
     charged: dict[str, float] = defaultdict(float)
     for event in executed:
@@ -99,7 +99,7 @@ def _conversions(
 
 
 class _Neighbours:
-    """Which nodes of a file come before and after each."""
+    """The nodes of a file before and after each."""
 
     def __init__(self, nodes: list[FileNode]) -> None:
         self.by_name = {node.name: node for node in nodes}

@@ -9,14 +9,14 @@ _NAMED = 12  # operators that words name
 
 @dataclass(frozen=True)
 class LeftFloat:
-    """An operator that is left float because that is faster.
+    """An operator left float because that is faster.
 
     Attributes:
         name: the user's module, or the call in the graph.
         operator: what it computes.
         match: the selector of the rule that leaves it float.
-        microseconds: what it took in integers, with the conversions that only it needed.
-        float_microseconds: what it takes in float.
+        microseconds: its time in integers, with the conversions that only it needed.
+        float_microseconds: its time in float.
     """
 
     name: str
@@ -28,13 +28,13 @@ class LeftFloat:
 
 @dataclass(frozen=True)
 class SpeedTuning:
-    """What tuning for speed found on this machine.
+    """The result of tuning for speed on this machine.
 
     Attributes:
-        recipe: the recipe to prepare with: the one given, with what was decided.
-        runtime: what executed the files, on one thread.
+        recipe: the recipe to prepare with: the given one, with the decisions.
+        runtime: the runtime that executed the files, on one thread.
         float_ms: the network in float32, in milliseconds.
-        before_ms: the file of the recipe that was given.
+        before_ms: the file of the given recipe.
         after_ms: the file of ``recipe``.
         left_float: the operators that the new rules leave float.
         decomposed: whether attention computes in integers, by ``decompose_attention``.
@@ -52,7 +52,7 @@ class SpeedTuning:
 
     @property
     def gain(self) -> float:
-        """How many times faster than the file of the recipe that was given."""
+        """How many times faster than the file of the given recipe."""
         return self.before_ms / self.after_ms
 
     @property

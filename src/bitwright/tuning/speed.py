@@ -1,4 +1,4 @@
-"""tune_speed: leave those operators float that are slower in integers, as the files say that a runtime executes."""
+"""tune_speed: leave operators float that are slower in integers, as measured on files in a runtime."""
 
 import statistics
 import tempfile
@@ -22,11 +22,11 @@ from bitwright.tuning.trial import Source, Trial
 from bitwright.verification.pipeline import verify
 from bitwright.verification.runtimes.base import RUNTIMES, Runtime
 
-# How strict each round is: an operator loses if it takes so many times longer in integers, and so many µs more.
+# How strict each round is: an operator loses if it takes this many times longer in integers, and this many µs more.
 _ROUNDS = ((1.1, 1.0), (1.1, 1.0), (1.0, 0.0), (0.9, 0.0))
-_RACES = 5  # of which the median counts; in each race, files run in turn
-_FASTER = 1.02  # times that a file must be faster to be kept
-_MOST_LOSS = 3.0  # dB of the results that integer attention may cost
+_RACES = 5  # the median counts; in each race, files run in turn
+_FASTER = 1.02  # a file must be this many times faster to be kept
+_MOST_LOSS = 3.0  # dB that integer attention may cost
 ATTENTION, DECOMPOSE = "scaled_dot_product_attention", "decompose_attention"
 
 
@@ -39,16 +39,16 @@ def tune_speed(
     concrete_args: Mapping[str, Any] | None = None,
     runtime: str | None = None,
 ) -> SpeedTuning:
-    """Find what to leave float so that the file is as fast as it can be on this machine, on one thread.
+    """Find what to leave float to make the file as fast as possible on this machine, on one thread.
 
     The model is prepared, calibrated on the example inputs and exported, and its operators are timed against those of
-    the float network. Those that lose are left float, and the file is written and timed again, up to a few times. Where
-    the model has attention that stays float, its products in integers are tried too. A file is kept only if it is
-    faster as a whole and verified. Rules of the recipe that ask for something are obeyed.
+    the float network. Those that lose are left float, and the file is written and timed again, up to a few times. If
+    the model has attention that stays float, its products are also tried in integers. A file is kept only if it is
+    faster as a whole and verified. Rules of the recipe that set something are obeyed.
 
     Args:
         model: the float model; it is left untouched.
-        example_inputs: as for ``prepare``; files are timed on them, so give the batch size that you will deploy.
+        example_inputs: as for ``prepare``; files are timed on them, so use the batch size that you will deploy.
         backend: as for ``prepare``.
         recipe: as for ``prepare``.
         concrete_args: as for ``prepare``.
@@ -80,7 +80,7 @@ def tune_resolved(
 
 
 def runtime_for(backend: Backend, name: str | None = None) -> Runtime:
-    """What times the files, or an error that says why nothing does."""
+    """The runtime that times the files; raises if there is none."""
     known = [n for n in ([name] if name is not None else backend.runtimes) if not RUNTIMES.get(n).stands_in]
     usable = [n for n in known if RUNTIMES.get(n).available()]
     if not known:
@@ -92,7 +92,7 @@ def runtime_for(backend: Backend, name: str | None = None) -> Runtime:
 
 
 class _Search:
-    """Trials from the recipe given, and the best of them so far."""
+    """Trials from the given recipe, and the best of them so far."""
 
     def __init__(self, source: Source, runtime: Runtime) -> None:
         self._source, self._runtime, self._notes = source, runtime, list[str]()
@@ -123,7 +123,7 @@ class _Search:
         return SpeedTuning(best.recipe, self._runtime.name, *times, best.left, decomposed, tuple(self._notes))
 
     def _rounds(self, start: Trial) -> Trial:
-        """Leave what loses float, again and again; the fastest of all files wins."""
+        """Repeatedly leave losing operators float; the fastest of all files wins."""
         best = latest = start
         costs = self._costs(start)
         for times, least in _ROUNDS:
@@ -139,7 +139,7 @@ class _Search:
         return costs_of(self._runtime, trial.file, trial.twin, trial.ledger, trial.feeds)
 
     def _with_attention(self, first: Trial) -> Trial | None:
-        """The same recipe with attention in integers, where it is float, nobody has decided so, and it costs little."""
+        """The same recipe with attention in integers, if it is float by default and integers cost little."""
         attends = any(e.operator == ATTENTION and not e.rule for e in first.ledger.entries)
         if not attends or DECOMPOSE in read_switches(first.recipe.schedules):
             return None
@@ -154,7 +154,7 @@ class _Search:
         return trial
 
     def _faster(self, best: Trial, trial: Trial) -> Trial:
-        """The faster of two files; the first unless the second is clearly faster."""
+        """The faster of two files, or the first unless the second is clearly faster."""
         if best is trial:
             return best
         old, new = self._times([best.file, trial.file])

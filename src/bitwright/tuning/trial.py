@@ -1,6 +1,6 @@
 """A trial: a model prepared by a recipe, calibrated on the example inputs, written, and ready to be timed.
 
-How long a file takes does not depend on the ranges in it, so the example inputs are data enough.
+The time of a file does not depend on its ranges, so the example inputs are enough data.
 """
 
 import logging
@@ -89,7 +89,7 @@ class Trial:
 
 @contextmanager
 def _without_warnings() -> Iterator[None]:
-    """Keep what is said of a trial to ourselves: the model that is made of its recipe says it again."""
+    """Suppress warnings about a trial; the model prepared by its recipe repeats them."""
     log = logging.getLogger("bitwright")
     before = log.level
     log.setLevel(logging.ERROR)
