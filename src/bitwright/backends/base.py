@@ -53,6 +53,7 @@ class Backend(Strict):
         split = {
             "decompose_attention": self.operators.split_attention,
             "split_activations": self.operators.split_activations,
+            "norm_to_convolution": self.operators.norms_as_convolutions,
         }
         return chosen | {name: True for name, wanted in split.items() if wanted}
 

@@ -44,7 +44,9 @@ ONNXRUNTIME = register_backend(
             "conditions": {"softmax": _wrong_where_flat},
             "dynamic_lstm": True,
             "split_activations": True,
+            "norms_as_convolutions": True,
             "scaled_results": True,
+            "dequantizes_apart": True,
             "reasons": {
                 "batch_norm": "no convolution or linear layer before it to fold into",
                 "hardswish": "onnxruntime has no integer hard-swish" + _NOT_SPLIT,

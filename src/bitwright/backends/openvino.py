@@ -170,7 +170,9 @@ OPENVINO = register_backend(
             "float_apart": True,
             "dynamic_lstm": False,
             "split_activations": False,
+            "norms_as_convolutions": False,
             "scaled_results": False,
+            "dequantizes_apart": False,
             "reasons": {
                 "batch_norm": "no convolution or linear layer before it to fold into",
                 "mul": "OpenVINO fuses it with its neighbours in float",

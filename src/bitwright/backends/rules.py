@@ -153,9 +153,13 @@ class OperatorRules(Strict):
     """Whether ``scaled_dot_product_attention`` becomes matrix products and a softmax."""
     split_activations: bool = False
     """Whether SiLU, hard-sigmoid and hard-swish become sums, products and sigmoids."""
+    norms_as_convolutions: bool = False
+    """Whether a BatchNorm that stands alone becomes a depthwise convolution."""
     scaled_results: bool = False
     """Whether a product or quotient with a positive number, after an operator with a quantized result, becomes part of
     the scale of that result."""
+    dequantizes_apart: bool = False
+    """Whether the target dequantizes a tensor for each reader, and then joins no readers that need the same tensor."""
 
 
 class FoldingRules(Strict):

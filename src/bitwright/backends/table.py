@@ -50,6 +50,7 @@ def _choices(backend: Backend) -> Iterable[tuple[str, str]]:
     yield "BatchNorm", "folded into the layer before it" if backend.folding.batchnorm else "kept apart"
     yield "attention", "split into products and a softmax" if backend.operators.split_attention else ""
     yield "activations", "split into sums, products and sigmoids" if backend.operators.split_activations else ""
+    yield "BatchNorm alone", "a depthwise convolution" if backend.operators.norms_as_convolutions else ""
     yield "positive factors", "part of the scale of what they multiply" if backend.operators.scaled_results else ""
     yield "constant factors", "folded into layers" if backend.folding.constants else ""
     yield "bias", "int32, in steps of input scale × weight scale" if backend.integer_bias else "float"

@@ -6,7 +6,7 @@ the file came from; each quantizer knows its site.
 
 import copy
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -62,16 +62,14 @@ class Deployment:
         quantized: whether it computes on quantized tensors.
         origins: what its modules stand for, by their qualified names.
         clean: whether it has nothing added only for a runtime.
-        apart: whether it keeps OpenVINO from computing other values.
-        scaled_results: whether positive factors become part of scales.
+        rules: what its target does with operators.
     """
 
     model: nn.Module
     quantized: bool
     origins: dict[str, Origin]
     clean: bool = False
-    apart: bool = False
-    scaled_results: bool = False
+    rules: OperatorRules = field(default_factory=OperatorRules)
 
     def results(self) -> list[str]:
         """The names of what the model returns: keys and attributes, or else nodes; empty if no graph tells."""
@@ -133,8 +131,7 @@ class _Deploying:
 
     def __init__(self, twin: nn.Module, clean: bool = False) -> None:
         self.twin, self.clean = twin, clean
-        rules = ledger_of(twin).backend.operators if is_prepared(twin) and not clean else OperatorRules()
-        self.apart, self.scaled_results = rules.float_apart, rules.scaled_results
+        self.rules = ledger_of(twin).backend.operators if is_prepared(twin) and not clean else OperatorRules()
         self.origins: dict[str, Origin] = {}
         self.names = {id(quantizer): name for name, quantizer in quantizers(twin).items()}
         self.in_graphs: set[int] = set()
@@ -154,14 +151,7 @@ class _Deploying:
             region.delete_all_unused_submodules()  # an exporter's work grows with the square of parameters and buffers
         if self.clean:
             self._drop_guards()
-        return Deployment(
-            twin,
-            quantized=True,
-            origins=self.origins,
-            clean=self.clean,
-            apart=self.apart,
-            scaled_results=self.scaled_results,
-        )
+        return Deployment(twin, quantized=True, origins=self.origins, clean=self.clean, rules=self.rules)
 
     def _deployed_layers(self) -> dict[Any, nn.Module]:
         layers: dict[Any, nn.Module] = {}
@@ -232,7 +222,7 @@ class _Deploying:
             drop_idle_casts(model)
         rewrites.requantize_carried(model, dict(model.named_modules()))
         if not self.clean:
-            guard(model, dict(model.named_modules()), apart=self.apart)
+            guard(model, dict(model.named_modules()), apart=self.rules.float_apart)
         self.name_calls(model, prefix, placed)
 
     def _deploy_function(self, model: CapturedModel, node: fx.Node, function: QuantFunction, prefix: str) -> None:

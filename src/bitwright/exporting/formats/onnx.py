@@ -47,6 +47,7 @@ def build(deployment: Deployment, inputs: Inputs, options: ExportOptions, format
 
     from bitwright.exporting.onnx.cleaning import (
         add_biases,
+        join_gelu,
         scale_results,
         separate_weights,
         transpose_for_each_reader,
@@ -68,9 +69,11 @@ def build(deployment: Deployment, inputs: Inputs, options: ExportOptions, format
     if any(_is_text(value) for node in model.graph for value in (*node.inputs, *node.outputs)):  # see adaptive.py
         raise ExportError("ONNX cannot express the indices of an adaptive pool: leave out return_indices=True")
     transpose_for_each_reader(model)
-    if deployment.scaled_results:
+    if deployment.rules.scaled_results:
         scale_results(model)
-    if deployment.apart:
+    if deployment.rules.dequantizes_apart:
+        join_gelu(model)
+    if deployment.rules.float_apart:
         add_biases(model)
         separate_weights(model)
     name = twin.__class__.__name__

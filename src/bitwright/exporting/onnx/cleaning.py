@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 
 _CONVOLUTIONS = {"Conv", "ConvTranspose"}
@@ -22,14 +23,17 @@ def transpose_for_each_reader(model: Any) -> None:  # noqa: ANN401
 
 
 def scale_results(model: Any) -> None:  # noqa: ANN401
-    """Make a positive factor before a quantizer part of its scale:  Q(x·c; s)  ->  Q(x; s/c).
+    """Make a positive factor between an integer operator and a quantizer part of its scale:  Q(x·c; s)  ->  Q(x; s/c).
 
-    The integers are the same, except for rounding. Their readers still dequantize with s.
+    The integers are the same, except for rounding. Their readers still dequantize with s. A factor after a float operator
+    stays: it may belong to something that runtimes know as a whole, such as GELU.
     """
     for node in [n for n in model.graph if n.op_type in ("Mul", "Div")]:
         uses = list(node.outputs[0].uses())
         factor = _number(node.inputs[1])
         if len(uses) != 1 or node.outputs[0].is_graph_output() or factor is None or not factor > 0:
+            continue
+        if not _computes_on_integers(node.inputs[0]):
             continue
         quantizer, position = uses[0]
         scale = quantizer.inputs[1] if quantizer.op_type == "QuantizeLinear" and position == 0 else None
@@ -43,6 +47,39 @@ def scale_results(model: Any) -> None:  # noqa: ANN401
         quantizer.replace_input_with(0, node.inputs[0])
         quantizer.replace_input_with(1, made)
         model.graph.remove(node, safe=True)
+
+
+def _computes_on_integers(value: Any) -> bool:  # noqa: ANN401
+    """Whether a value is computed from dequantized tensors, and perhaps limited."""
+    while (node := value.producer()) is not None and node.op_type in ("Relu", "Clip"):
+        value = node.inputs[0]
+    makers = [] if node is None else [given.producer() for given in node.inputs if given is not None]
+    return bool(makers) and all(maker is not None and maker.op_type == "DequantizeLinear" for maker in makers)
+
+
+def join_gelu(model: Any) -> None:  # noqa: ANN401
+    """Let a GELU of a quantized tensor read it from one operator.
+
+    onnxruntime dequantizes a tensor once for each reader, and no longer sees that the two parts of x · (1 + erf(x/√2))
+    read the same.
+    """
+    for node in [n for n in model.graph if n.op_type == "Erf"]:
+        quotient = node.inputs[0].producer()
+        x = quotient.inputs[0] if quotient is not None and quotient.op_type == "Div" else None
+        if x is None or x.producer() is None or x.producer().op_type != "DequantizeLinear":
+            continue
+        lowest = ir.node("Constant", [], {"value": ir.tensor(np.finfo(np.float32).min)})
+        same = ir.node("Max", [x, lowest.outputs[0]], metadata_props=dict(quotient.metadata_props))
+        same.outputs[0].shape, same.outputs[0].type = x.shape, x.type
+        model.graph.insert_before(quotient, [lowest, same])
+        for user, position in list(x.uses()):
+            if user is quotient or (user.op_type == "Mul" and _reads_one_plus_erf(user, node)):
+                user.replace_input_with(position, same.outputs[0])
+
+
+def _reads_one_plus_erf(product: Any, erf: Any) -> bool:  # noqa: ANN401
+    sums = [value.producer() for value in product.inputs]
+    return any(s is not None and s.op_type == "Add" and erf.outputs[0] in s.inputs for s in sums)
 
 
 def _number(value: Any) -> float | None:  # noqa: ANN401
