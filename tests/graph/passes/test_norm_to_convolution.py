@@ -24,6 +24,14 @@ class Branches(nn.Module):
         return torch.relu(self.conv(x) + self.alone(x))
 
 
+class Reused(Branches):
+    """A norm that is called twice."""
+
+    def forward(self, x):
+        x = torch.relu(self.first(x))
+        return self.alone(x) + self.alone(torch.relu(self.conv(x)))
+
+
 def rectified(*after):
     return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), *after)
 
@@ -83,12 +91,13 @@ def test_the_statistics_go_on_moving_in_training():
     ("net", "backend"),
     [
         (lambda: Branches(nn.functional.gelu), "onnxruntime"),
-        (lambda: Branches(), "openvino"),
+        (Branches, "openvino"),
+        (Reused, "onnxruntime"),
         (lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)), "onnxruntime"),
         (lambda: rectified(nn.BatchNorm2d(8), nn.Conv2d(8, 2, 1)), "onnxruntime"),
         (lambda: rectified(nn.BatchNorm2d(8, track_running_stats=False)), "onnxruntime"),
     ],
-    ids=["after a float operator", "openvino", "after a layer", "before a layer", "without statistics"],
+    ids=["after a float operator", "openvino", "called twice", "after a layer", "before a layer", "without statistics"],
 )
 def test_others_stay(net, backend):
     _, model, _ = setup(net(), backend)

@@ -16,7 +16,7 @@ from bitwright.graph.match import MatcherNode
 from bitwright.graph.names import module_of, node_name
 from bitwright.graph.rewriting.replace import Called, Nodes, ReplacePatternBase, ReplaceStrategy
 from bitwright.graph.rewriting.schedule import register_schedule
-from bitwright.graph.walks import back_through, moves_values, operator_called
+from bitwright.graph.walks import back_through, moves_values, operator_called, value_readers
 
 _ROUNDED = ("relu", "relu6", "clamp", "leaky_relu", "sigmoid", "add", "mul", "cat")
 
@@ -53,7 +53,8 @@ def _stands_alone(norm: fx.Node, module: Any) -> bool:
     x = argument(norm, 0, "input")
     if module.running_mean is None or len(shape_of(x) or ()) != 4 or facts(norm).written or facts(x).written:
         return False
-    return _is_rounded(x) and not _feeds_a_layer(norm)
+    calls = norm.graph.find_nodes(op="call_module", target=norm.target)
+    return len(calls) == 1 and _is_rounded(x) and not _feeds_a_layer(norm)
 
 
 def _is_rounded(x: fx.Node) -> bool:
@@ -64,7 +65,7 @@ def _is_rounded(x: fx.Node) -> bool:
     if kind is None:
         return False
     if kind.weight:
-        return kind.name in ("conv1d", "conv2d", "conv3d") and len(maker.users) > 1
+        return kind.name in ("conv1d", "conv2d", "conv3d") and len(value_readers(maker)) > 1
     return kind.name in _ROUNDED or (kind.pool and "max" not in kind.name)
 
 
