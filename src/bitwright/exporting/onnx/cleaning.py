@@ -25,8 +25,8 @@ def transpose_for_each_reader(model: Any) -> None:  # noqa: ANN401
 def scale_results(model: Any) -> None:  # noqa: ANN401
     """Make a positive factor between an integer operator and a quantizer part of its scale:  Q(x·c; s)  ->  Q(x; s/c).
 
-    The integers are the same, except for rounding. Their readers still dequantize with s. A factor after a float operator
-    stays: it may belong to something that runtimes know as a whole, such as GELU.
+    The integers are the same, except for rounding. Their readers still dequantize with s. A factor after a float
+    operator stays: it may belong to something that runtimes know as a whole, such as GELU.
     """
     for node in [n for n in model.graph if n.op_type in ("Mul", "Div")]:
         uses = list(node.outputs[0].uses())
