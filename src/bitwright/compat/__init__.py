@@ -1,1 +1,1 @@
-"""Older toolkits under their own module layout, so that code written for them runs with the import root changed."""
+"""Older toolkits under their own module layout, so that their code runs once you change the import root."""

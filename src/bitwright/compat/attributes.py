@@ -6,7 +6,7 @@ from bitwright.errors import suggest
 
 
 class ConfigDict(dict[str, Any]):
-    """A dict whose keys are attributes too: ``cfg.quant_transformer.quan_policy["Conv2d"]``."""
+    """A dict whose keys are also attributes: ``cfg.quant_transformer.quan_policy["Conv2d"]``."""
 
     def __getattr__(self, name: str) -> Any:
         if name in self:
@@ -18,7 +18,7 @@ class ConfigDict(dict[str, Any]):
 
 
 def wrap(value: Any) -> Any:
-    """The same settings, every dict in them with attribute access."""
+    """The same settings, with attribute access for every dict in them."""
     if isinstance(value, dict):
         return ConfigDict({key: wrap(item) for key, item in value.items()})
     return type(value)(map(wrap, value)) if isinstance(value, list | tuple) else value

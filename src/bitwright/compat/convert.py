@@ -1,4 +1,4 @@
-"""Read a config file of any dialect as a recipe: tell the dialect, and hand it to its translator."""
+"""Read a config file of any dialect as a recipe: detect the dialect, and call its translator."""
 
 import importlib
 from collections.abc import Callable, Iterable, Mapping
@@ -28,7 +28,7 @@ _BACKEND_KEYS = ("backend", "deploy_backend")
 
 
 def convert(path: str | Path) -> tuple[str, Recipe, list[str]]:
-    """The dialect of a config file, its recipe, and notes on what has no equivalent there. No code is run."""
+    """The dialect of a config file, its recipe, and notes on what has no equivalent; runs no code."""
     where = Path(path)
     data = _read(where)
     for dialect, (keys, translate) in _DIALECTS.items():
@@ -49,7 +49,7 @@ def _read(where: Path) -> Mapping[str, Any]:
 
 
 def resolve(name: str) -> Any:
-    """What a dotted name stands for: something of torch, of operator or of Bitwright, or of the user's own code."""
+    """What a dotted name stands for: something from torch, operator or Bitwright, or the user's own code."""
     head, _, tail = name.partition(".")
     last = name.split(".")
     for known, found in _NAMES.items():  # wherever it is imported from
@@ -64,7 +64,7 @@ def resolve(name: str) -> Any:
 
 
 def _stand_in(name: str) -> Any:
-    """Stands for the user's own class or function: a translator needs only its name."""
+    """Stands in for the user's own class or function, because a translator needs only its name."""
     module, _, last = name.rpartition(".")
     if last[:1].isupper():
         return type(last, (nn.Module,), {"__module__": module})
@@ -93,7 +93,7 @@ def _bitwright(data: Mapping[str, Any]) -> tuple[Recipe, list[str]]:
     return Recipe.parse(data), []
 
 
-# The keys that tell a dialect, and its translator. The first that fits is taken.
+# The keys that identify a dialect, and its translator; the first match wins.
 _DIALECTS: dict[str, tuple[Iterable[str], Callable[[Mapping[str, Any]], tuple[Recipe, list[str]]]]] = {
     "QuanTransformer": (("quant_transformer", "quan_policy"), _quantrans),
     "MQBench": (MQBENCH_KEYS, _mqbench),
@@ -103,7 +103,7 @@ _DIALECTS: dict[str, tuple[Iterable[str], Callable[[Mapping[str, Any]], tuple[Re
 
 
 def _with_objects(extra: dict[str, Any]) -> dict[str, Any]:
-    """The same settings; classes and functions written as text, as they are in YAML, as the things they name."""
+    """The same settings, with classes and functions written as text (as in YAML) replaced by the real ones."""
     made = {
         key: _objects(value) if key in ("leaf_module", "extra_fuse_dict") else value for key, value in extra.items()
     }
@@ -114,7 +114,7 @@ def _with_objects(extra: dict[str, Any]) -> dict[str, Any]:
 
 
 def _objects(value: Any) -> Any:
-    """What text names, wherever it stands; ``"torch.nn.Linear, torch.nn.BatchNorm1d"`` is a chain."""
+    """Replace text by what it names, at any depth; ``"torch.nn.Linear, torch.nn.BatchNorm1d"`` is a chain."""
     if isinstance(value, Mapping):
         return {_objects(key): _objects(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

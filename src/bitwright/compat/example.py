@@ -1,4 +1,4 @@
-"""Find inputs that a model takes, for toolkits that asked for none: from what its first layers read."""
+"""Find inputs that a model accepts, for toolkits that need none, from what its first layers read."""
 
 import copy
 import inspect
@@ -16,7 +16,7 @@ from bitwright.modes import random_numbers_kept
 from bitwright.nn.operators import operator_of_module
 
 _log = logging.getLogger(__name__)
-_LAYERS = 4  # how many of the first layers are asked
+_LAYERS = 4  # number of first layers to look at
 _SIZES = {
     1: [(64,), (1024,), (16000,)],
     2: [(s, s) for s in (32, 64, 224, 28, 128, 256, 16, 8, 299, 384, 512)],
@@ -41,7 +41,7 @@ def find_inputs(model: nn.Module) -> Inputs | None:
 
 
 class _Items(dict[Any, Any]):
-    """A dict that has a tensor under whatever key is asked for; its copies tell it which those are."""
+    """A dict with a tensor under any requested key; its copies report the keys to it."""
 
     def __init__(self, value: torch.Tensor) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class _Items(dict[Any, Any]):
 
 
 def _candidates(model: nn.Module) -> Iterator[Inputs]:
-    told = getattr(model, "dummy_inputs", None)  # as the models of transformers have it
+    told = getattr(model, "dummy_inputs", None)  # as in the models of transformers
     if isinstance(told, dict):
         yield Inputs.of(told)
     parameters = inspect.signature(model.forward).parameters.values()
@@ -72,7 +72,7 @@ def _candidates(model: nn.Module) -> Iterator[Inputs]:
 
 
 def _first_tensors(model: nn.Module) -> Iterator[torch.Tensor]:
-    """What the first layers of a model read, in likely sizes."""
+    """Inputs for the first layers of a model, in likely sizes."""
     like = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
     for layer in islice(_layers(model), _LAYERS):
         yield from (x.to(like.device) for x in _inputs_of(layer, like.dtype))
@@ -86,7 +86,7 @@ def _layers(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def _inputs_of(layer: Any, dtype: torch.dtype) -> Iterator[torch.Tensor]:
-    """Inputs that a layer takes, in likely sizes."""
+    """Inputs that a layer accepts, in likely sizes."""
     operator = operator_of_module(layer)
     if isinstance(layer, nn.Embedding):
         yield torch.arange(16).reshape(2, 8) % layer.num_embeddings

@@ -14,7 +14,7 @@ from bitwright.spec import QuantSpec
 def shapes_of(model: nn.Module, inputs: Any, axes: Any, names: Sequence[str] | None) -> Any:
     """``dynamic_axes`` as ``dynamic_shapes``: by the names of inputs in the file, a list of axes or their names.
 
-    Axes of outputs follow from these. What names no input, as a mere True, leaves free what the model allows.
+    Axes of outputs follow from these. A value that names no input, such as True, leaves free what the model allows.
     """
     if not axes:
         return False

@@ -1,4 +1,4 @@
-"""Keys of a dialect: what is unknown is refused, all of it at once, with the nearest that exist."""
+"""Keys of a dialect: refuse all unknown ones at once, with the nearest existing ones."""
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,7 +15,7 @@ _MOST = 10  # mistakes in one message
 
 @contextmanager
 def translating(where: str, given: Any) -> Iterator[None]:
-    """While a config becomes a recipe: one that is too deep or too large, or that no recipe can say, is refused."""
+    """Inside, refuse configs that are too deep or too large, or that no recipe can express."""
     try:
         within_limits(given)
     except ValueError as error:
@@ -27,7 +27,7 @@ def translating(where: str, given: Any) -> Iterator[None]:
 
 
 def section(where: str, given: Any, known: Iterable[str] | None = None) -> Mapping[Any, Any]:
-    """``given`` as a mapping (None is an empty one) all of whose keys are ``known``, if that is given."""
+    """``given`` as a mapping (None is an empty one), with only ``known`` keys, if these are given."""
     if given is None:
         return {}
     if not isinstance(given, Mapping):
@@ -38,7 +38,7 @@ def section(where: str, given: Any, known: Iterable[str] | None = None) -> Mappi
 
 
 def refuse_unknown(where: str, given: Iterable[Any], known: list[str]) -> None:
-    """Name the keys that nothing knows, the first few of many."""
+    """Refuse unknown keys, naming the first few."""
     lost = [key for key in given if key not in known]
     if lost:
         words = [f"{where} has no key {shown(key)}{suggest(str(key), known)}" for key in lost[:_MOST]]
@@ -46,7 +46,7 @@ def refuse_unknown(where: str, given: Iterable[Any], known: list[str]) -> None:
 
 
 def check_names(where: str, given: Iterable[str], known: Iterable[str]) -> None:
-    """Refuse names that no module of the model has, all of them at once."""
+    """Refuse all names that no module of the model has, at once."""
     names = [name for name in known if name]
     lost = [f"the model has no module {name!r}{suggest(str(name), names)}" for name in given if name not in names]
     if lost:
@@ -61,7 +61,7 @@ def flag(where: str, given: Any) -> bool:
 
 
 def number(where: str, given: Any) -> float:
-    """A finite number, which text cannot be."""
+    """A finite number, not text."""
     limit = sys.float_info.max
     if isinstance(given, bool) or not isinstance(given, int | float) or not -limit <= given <= limit:
         raise ConfigError(f"{where} must be a number, not {shown(given)}")

@@ -1,4 +1,4 @@
-"""Read a Python file of settings without running it: literals, dict(...), names set above, and dotted names."""
+"""Read a Python settings file without running it: literals, dict(...), names set earlier, and dotted names."""
 
 import ast
 from collections.abc import Callable, Iterable, Mapping
@@ -18,7 +18,7 @@ def read_assignments(path: str | Path, resolve: Resolve | None = None) -> dict[s
 
     Args:
         path: the file.
-        resolve: says what an imported, dotted name stands for; without it, such a name is refused.
+        resolve: returns what an imported, dotted name stands for; without it, such a name is refused.
     """
     where = str(path)
     try:
@@ -26,7 +26,7 @@ def read_assignments(path: str | Path, resolve: Resolve | None = None) -> dict[s
         if len(text) > LONGEST:
             raise ValueError(f"it has {len(text):,} characters, more than {LONGEST:,}")
         tree = ast.parse(text, filename=where)
-    except (RecursionError, MemoryError) as error:  # how Python says that brackets are nested too deeply
+    except (RecursionError, MemoryError) as error:  # Python's error for brackets nested too deeply
         raise ConfigError(f"the config {where!r} cannot be read: it is nested too deeply") from error
     except (OSError, UnicodeDecodeError, ValueError) as error:
         raise ConfigError(f"the config {where!r} cannot be read: {error}") from error
@@ -66,7 +66,7 @@ class _Reader:
                 prefix = "." * node.level + (node.module or "")
                 self.imported.update({(a.asname or a.name): f"{prefix}.{a.name}" for a in node.names})
             case ast.Expr(value=ast.Constant()):
-                pass  # a docstring says nothing
+                pass  # ignore docstrings
             case _:
                 what = f"{_shown(node)} is not allowed: a config is read, not run; write name = {ALLOWED}"
                 raise self.refuse(node, what)
@@ -127,7 +127,7 @@ def _items(node: ast.Dict) -> list[tuple[ast.expr | None, ast.expr]]:
 
 
 def dotted_name(node: ast.expr) -> str | None:
-    """``a.b.c`` as text; None for what is not names alone."""
+    """``a.b.c`` as text; None for anything but names."""
     if isinstance(node, ast.Name):
         return node.id
     before = dotted_name(node.value) if isinstance(node, ast.Attribute) else None

@@ -25,7 +25,7 @@ class Migration:
     Attributes:
         text: the new text.
         changed: the imports that are new: number of the old line, and the statement.
-        missing: what has no equivalent, and text that may name a module: number of the line, what, and what to do.
+        missing: what has no equivalent, and text that may name a module: line number, what, and what to do.
     """
 
     text: str

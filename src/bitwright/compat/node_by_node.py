@@ -20,11 +20,11 @@ Checker = Callable[[Tensor, Tensor], Any]
 
 
 def calibrate_on_quantized(model: nn.Module, batches: list[Inputs], w_quant: bool, a_quant: bool) -> None:
-    """Find the range of every activation again while what comes before it is quantized.
+    """Find the range of every activation again while everything before it is quantized.
 
     Args:
         model: a prepared model with ranges; parts of it outside of its graph keep theirs.
-        batches: what the ranges are found with.
+        batches: data to find the ranges with.
         w_quant: quantize weights meanwhile.
         a_quant: quantize activations meanwhile.
     """
@@ -56,9 +56,9 @@ def layer_errors(model: nn.Module, inputs: Inputs, checker: Checker, alone: bool
 
     Args:
         model: a prepared model with ranges.
-        inputs: what it is run on.
-        checker: says how far two tensors are apart.
-        alone: quantize each operator alone, with float inputs; else all before it, too.
+        inputs: inputs to run it on.
+        checker: measures how far apart two tensors are.
+        alone: quantize each operator alone, with float inputs; otherwise also all before it.
     """
     floats, runs = _Runs(model, [inputs]), _Runs(model, [inputs])
     before = [(q, q.mode) for q in model.modules() if isinstance(q, TensorQuantizer)]
@@ -104,7 +104,7 @@ class _Runs:
                 values[node] = Evaluator(self.graph, values).compute(node)
 
     def forget_inputs(self, node: fx.Node) -> None:
-        """Let go of what nothing after ``node`` reads."""
+        """Forget what nothing after ``node`` reads."""
         for source in node.all_input_nodes:
             self.left[source] -= 1
             for values in self.values if not self.left[source] else ():
@@ -123,7 +123,7 @@ class _Runs:
         return isinstance(module, QuantMixin) or any(self.quantizer(n) for n in node.all_input_nodes)
 
     def with_quantized_inputs(self, node: fx.Node) -> dict[fx.Node, Any]:
-        """The float values, but what goes into ``node`` through quantizers is quantized."""
+        """The float values, except that inputs of ``node`` behind quantizers are quantized."""
         values = dict(self.values[0])
         for source in node.all_input_nodes:
             quantizer = self.quantizer(source)

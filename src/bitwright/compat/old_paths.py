@@ -1,4 +1,4 @@
-"""Modules that exist only as paths: old code imports a name from where it once stood."""
+"""Modules that exist only as paths, so that old code can import names from their former places."""
 
 import sys
 from collections.abc import Iterable, Mapping
@@ -11,16 +11,16 @@ from bitwright.compat.refused import refuse
 def add_paths(
     package: str, paths: Mapping[str, str | Iterable[str]], refused: Mapping[str, Mapping[str, str]] | None = None
 ) -> None:
-    """Make modules below a package that hold some of its names.
+    """Create modules below a package that hold some of its names.
 
     ::
 
         add_paths(__name__, {"conv": "QConv2d QConvTranspose2d"})  # from …modules.conv import QConv2d
 
     Args:
-        package: the package's ``__name__``; the names must be there already.
+        package: the package's ``__name__``; the names must already exist.
         paths: the names of each module, in one text or one by one.
-        refused: by module, names that are gone, with what takes their place.
+        refused: by module, names that are gone, with their replacements.
     """
     home = sys.modules[package]
     for path in {**paths, **(refused or {})}:

@@ -1,9 +1,9 @@
-"""Models prepared without example inputs, for toolkits that asked for none.
+"""Models prepared without example inputs, for toolkits that need none.
 
-Inputs are looked for, and the model is prepared with them at once: it has its quantizers, Parameters and graph. If its
-first call takes another way through the model than these inputs did, it is prepared again with the call's own, as the
-same object with the same Parameters. Where no inputs are found, it waits for its first call as a copy of the float
-model, and refuses what would not hold afterwards: an optimizer (also one made of its parts, which that call finds), a
+Inputs are searched for, and the model is prepared with them right away, with its quantizers, Parameters and graph. If
+its first call takes another path than these inputs did, it is prepared again with that call's inputs, as the same
+object with the same Parameters. If no inputs are found, it waits for its first call as a copy of the float model, and
+refuses anything that would not hold afterwards: an optimizer (even one for parts of it, which that call finds), a
 quantized checkpoint, its graph.
 """
 
@@ -30,10 +30,10 @@ Action = Callable[[nn.Module], None]
 
 
 class _FirstCall:
-    """In the place of a model's ``forward`` until its first call.
+    """Replaces a model's ``forward`` until its first call.
 
     Args:
-        model: the model, prepared with inputs that were found, or waiting for its first call.
+        model: the model, prepared with found inputs, or waiting for its first call.
         origin: the float model.
         finish: prepares a float model.
         found: the inputs that it was prepared with, if any.
@@ -52,7 +52,7 @@ class _FirstCall:
         return self.model.forward(*args, **kwargs)
 
     def settle(self, inputs: Inputs) -> None:
-        """Prepare the model with ``inputs``, unless it is; if that is refused, it stays as it is."""
+        """Prepare the model with ``inputs``, unless it already is; if that is refused, it does not change."""
         model, waiting = self.model, isinstance(self.model, _Pending)
         if not waiting:
             model.__dict__.pop("forward")
@@ -77,7 +77,7 @@ class _FirstCall:
             action(model)
 
     def check(self, origin: nn.Module, made: nn.Module, inputs: Inputs) -> None:
-        """Refuse what an optimizer would lose; a model that is prepared again goes on where it was."""
+        """Refuse what an optimizer would lose; a model that is prepared again keeps its state."""
         if origin is self.model:
             _check_optimizers(origin, made)
             return
@@ -121,7 +121,7 @@ class _Pending(nn.Module):
 
 
 def postpone(model: nn.Module, finish: Finish) -> nn.Module:
-    """Prepare a copy of ``model`` by ``finish(model, inputs)``: with inputs that are found, or when it is called."""
+    """Prepare a copy of ``model`` with ``finish(model, inputs)``, with found inputs or at its first call."""
     inputs = find_inputs(model)
     if inputs is not None:
         made, origin = finish(model, inputs), copy.deepcopy(model)
@@ -138,9 +138,9 @@ def is_pending(model: nn.Module) -> bool:
 
 
 def when_prepared(model: nn.Module, action: Action) -> None:
-    """Do something with a prepared model, or with those inside one that wraps them, as DistributedDataParallel does.
+    """Do something with a prepared model, or with those inside a wrapper such as DistributedDataParallel.
 
-    It is done now, and again should a model be prepared, or prepared again, at its first call.
+    It is done now, and again if a model is prepared, or prepared again, at its first call.
     """
     calls = [module.__dict__.get(WAITING) or module.__dict__.get("forward") for module in model.modules()]
     waiting = [call for call in calls if isinstance(call, _FirstCall)]
@@ -151,7 +151,7 @@ def when_prepared(model: nn.Module, action: Action) -> None:
 
 
 def keep_modes(made: nn.Module, origin: nn.Module) -> None:
-    """Put the modules of a prepared model into the modes of the one it was made from."""
+    """Copy the modes of the original model's modules to a prepared model."""
     modes = {path: module.training for path, module in origin.named_modules()}
     for path, module in made.named_modules():
         module.training = modes.get(path, origin.training)
@@ -167,7 +167,7 @@ def _attach(model: nn.Module, first: _FirstCall) -> None:
 
 
 def _alike(model: nn.Module, found: Inputs, given: Inputs) -> bool:
-    """Whether two calls have the same tensors, but for their sizes."""
+    """Whether two calls have the same tensors, apart from their sizes."""
     try:
         kinds = [{n: (x.ndim, x.dtype) for n, x in flat_inputs(model, i).items()} for i in (found, given)]
     except TypeError:
@@ -194,13 +194,13 @@ def _takes(model: nn.Module, inputs: Inputs) -> bool:
 
 
 def _optimizers() -> list[torch.optim.Optimizer]:
-    """All that are alive; those in cycles that nothing else reaches are not."""
+    """All living optimizers, except those in unreachable cycles."""
     gc.collect()
     return [found for found in gc.get_objects() if issubclass(type(found), torch.optim.Optimizer)]
 
 
 def _check_optimizers(model: nn.Module, made: nn.Module) -> None:
-    """Refuse optimizers made of the waiting model's parts: they miss what its quantizers learn."""
+    """Refuse optimizers for the waiting model's parts, which lack what its quantizers learn."""
     old = dict(model.named_parameters())
     new = [name for name, value in made.named_parameters() if name not in old and value.requires_grad]
     own = {id(value) for value in old.values()}
@@ -225,7 +225,7 @@ def _check_parameters(model: nn.Module, made: nn.Module, inputs: Inputs) -> None
 
 
 def _become(model: nn.Module, made: nn.Module) -> None:
-    """Turn a model into another that was made of it, with its very Parameters but for those that were changed."""
+    """Turn a model into another one made from it, keeping its Parameters except those that changed."""
     modules = dict(made.named_modules(remove_duplicate=False))
     for path, module in model.named_modules(remove_duplicate=False):
         twin = modules.get(path)

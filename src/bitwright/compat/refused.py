@@ -7,11 +7,11 @@ from bitwright.errors import BitwrightError, suggest
 
 
 class RefusedNameError(BitwrightError, ImportError):
-    """A name of an older toolkit that Bitwright does not have, with what takes its place."""
+    """A name of an older toolkit that Bitwright does not have, with its replacement."""
 
 
 def refuse(module: str, names: Mapping[str, str]) -> Callable[[str], Any]:
-    """A ``__getattr__`` for a module that says of each of ``names`` what to use instead."""
+    """A ``__getattr__`` for a module that says what to use instead of each of ``names``."""
 
     def look_up(name: str) -> Any:
         if name in names:

@@ -1,4 +1,4 @@
-"""Calibration in steps, as the older toolkits have it: observe while the user runs batches, then fix the ranges."""
+"""Step-by-step calibration, as in the older toolkits: observe while the user runs batches, then fix the ranges."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -18,7 +18,7 @@ _AWAITING = "bitwright_awaits_weight"
 
 
 def split_quantizers(model: nn.Module) -> tuple[dict[str, TensorQuantizer], dict[str, TensorQuantizer]]:
-    """The quantizers of weights and of activations, without those that the user has switched off by hand."""
+    """The quantizers of weights and of activations, separately, without those that the user switched off."""
     found = {name: q for name, q in quantizers(model).items() if q.enabled}
     if not found:
         raise ConfigError(f"this {type(model).__name__} has no quantizer: prepare it first")
@@ -27,19 +27,19 @@ def split_quantizers(model: nn.Module) -> tuple[dict[str, TensorQuantizer], dict
 
 
 def all_quantizers(model: nn.Module) -> list[TensorQuantizer]:
-    """The quantizers of weights and activations, without those that the user has switched off by hand."""
+    """The quantizers of weights and activations, without those that the user switched off."""
     return [q for part in split_quantizers(model) for q in part.values()]
 
 
 def stop(chosen: Iterable[TensorQuantizer]) -> None:
-    """Let tensors pass; what observers have seen is kept."""
+    """Pass tensors through; keep what observers have seen."""
     for quantizer in chosen:
         _follow(quantizer, False)
         quantizer.off()
 
 
 def watch(model: nn.Module, chosen: Iterable[TensorQuantizer]) -> None:
-    """Let activations be observed from now on, and weights when ranges are fixed."""
+    """From now on observe activations, and weights once ranges are fixed."""
     of_layers = {site.quantizer for site in _sites(model)}
     for quantizer in chosen:
         stop([quantizer])
@@ -57,7 +57,7 @@ def follow(chosen: Iterable[TensorQuantizer]) -> None:
 
 
 def fix_ranges(model: nn.Module) -> None:
-    """Turn what was observed into ranges, under ``torchrun`` what all ranks have observed."""
+    """Turn observations into ranges; under ``torchrun``, those of all ranks."""
     with torch.no_grad():
         seen = {name: q for name, q in quantizers(model).items() if q.observer.batches}
         if seen:
@@ -74,9 +74,9 @@ def fix_ranges(model: nn.Module) -> None:
 
 
 def quantize(model: nn.Module, chosen: Iterable[TensorQuantizer]) -> None:
-    """Quantize with the ranges that are known; if one is not, nothing is switched."""
+    """Quantize with the known ranges; if one is unknown, switch nothing."""
     ready = list(chosen)
-    for quantizer in sorted(ready, key=lambda q: q.calibrated):  # one without a range comes first, and is refused
+    for quantizer in sorted(ready, key=lambda q: q.calibrated):  # one without a range comes first and is refused
         _follow(quantizer, False)
         quantizer.quantize()
     for site in _sites(model):
@@ -85,7 +85,7 @@ def quantize(model: nn.Module, chosen: Iterable[TensorQuantizer]) -> None:
 
 
 def _sites(model: nn.Module) -> list[WeightSite]:
-    """The layers with one weight; others, as an LSTM, show theirs when they run."""
+    """The layers with one weight; others, such as an LSTM, show theirs when they run."""
     return [site for site in weight_sites(model) if site.plain]
 
 

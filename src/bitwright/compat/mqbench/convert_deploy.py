@@ -53,11 +53,11 @@ def convert_deploy(
     Args:
         model: a prepared and calibrated model; it is left untouched.
         backend_type: the target it was prepared for.
-        input_shape_dict: for the name of each input, its shape.
-        dummy_input: inputs to export with, in the place of shapes; by default those it was prepared with.
+        input_shape_dict: the shape of each input by name.
+        dummy_input: inputs to export with, instead of shapes; by default those it was prepared with.
         output_path: the folder.
         model_name: the name of the file.
-        deploy_to_qlinear: not taken: runtimes join Q/DQ themselves.
+        deploy_to_qlinear: not supported: runtimes fuse Q/DQ themselves.
         extra_kwargs: ``input_names``, ``output_names``, and ``dynamic_axes``, as for ``torch.onnx.export``.
 
     Returns:
@@ -121,5 +121,5 @@ def convert_onnx(model: nn.Module, *args: Any, **kwargs: Any) -> Path:
 
 
 def convert_merge_bn(model: nn.Module) -> None:
-    """Do nothing: a prepared model computes with folded BatchNorms once its weights are quantized."""
+    """Do nothing, because a prepared model computes with folded BatchNorms once its weights are quantized."""
     ledger_of(model)

@@ -1,4 +1,4 @@
-"""Fake quantizers by MQBench's names: the methods that a prepared model's quantizers have as their ``method``."""
+"""Fake quantizers by MQBench's names: the methods of a prepared model's quantizers."""
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ _QSCHEMES = {
 
 
 class QuantizeBase(TensorQuantizer):
-    """A quantizer of a prepared model, with the attributes and switches that MQBench's had."""
+    """A quantizer of a prepared model, with the attributes and switches of MQBench's."""
 
     quant_min = property(lambda self: self.spec.qmin)
     quant_max = property(lambda self: self.spec.qmax)
@@ -31,7 +31,7 @@ class QuantizeBase(TensorQuantizer):
 
     @property
     def ch_axis(self) -> int:
-        """The axis of channels that have scales of their own; -1 where the tensor has one."""
+        """The axis of channels with their own scales; -1 for one scale."""
         return self.spec.granularity.axis if isinstance(self.spec.granularity, PerChannel) else -1
 
     @property
@@ -50,7 +50,7 @@ class QuantizeBase(TensorQuantizer):
         return torch.tensor([self.quantizes], dtype=torch.uint8)
 
     def enable_observer(self, enabled: bool = True) -> None:
-        """Observe from now on; or stop, and keep the range of what was seen."""
+        """Start observing, or stop and keep the range of what was seen."""
         if enabled:
             self.observe()
         elif self.observes:
@@ -63,7 +63,7 @@ class QuantizeBase(TensorQuantizer):
         self.enable_observer(False)
 
     def enable_fake_quant(self, enabled: bool = True) -> None:
-        """Quantize from now on, with the range that is known; or stop."""
+        """Start quantizing with the known range, or stop."""
         if enabled:
             self.disable_observer()
             self.quantize()
@@ -80,7 +80,7 @@ class QuantizeBase(TensorQuantizer):
 
 
 def as_mqbench(model: nn.Module) -> None:
-    """Give the quantizers of a prepared model what MQBench's had."""
+    """Give the quantizers of a prepared model the attributes of MQBench's."""
     for quantizer in quantizers(model).values():
         if type(quantizer) is TensorQuantizer:
             quantizer.__class__ = QuantizeBase

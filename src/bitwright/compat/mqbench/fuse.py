@@ -40,14 +40,14 @@ def read_fusions(given: Any) -> tuple[dict[Chain, Fuse], dict[type[nn.Module], t
 def fuse_chains(
     model: nn.Module, inputs: Inputs, methods: Mapping[Chain, Fuse], folds_norms: bool, **capturing: Any
 ) -> nn.Module:
-    """A copy of ``model`` in which every chain of modules is one: at the first's place, the others pass values on.
+    """A copy of ``model`` with every chain of modules fused in place of the first; the others pass values on.
 
     Args:
         model: the float model.
         inputs: what it is captured with, to see which module feeds which.
-        methods: what makes one module of a chain.
+        methods: functions that turn a chain into one module.
         folds_norms: whether the backend folds norms, so that Bitwright's own methods need not run.
-        capturing: what else ``capture`` is told.
+        capturing: further arguments of ``capture``.
     """
     wanted = {c: m for c, m in methods.items() if not (folds_norms and DEFAULT_METHODS.get(c) is m)}
     if not wanted:
@@ -85,7 +85,7 @@ def _fuse(whole: nn.Module, paths: list[str], method: Fuse) -> None:
 
 
 def _find(region: fx.GraphModule, chains: list[Chain]) -> list[tuple[Chain, list[str]]]:
-    """The names of the modules of every chain that computes one after the other, and for nothing else."""
+    """The names of the modules of every chain that feed only each other."""
     calls = Counter(str(n.target) for n in region.graph.nodes if n.op == "call_module")
     found = []
     for node in region.graph.nodes:

@@ -1,4 +1,4 @@
-"""Fusing by method: functions that make one float layer of a layer and its BatchNorm, and their table."""
+"""Fusing by method: functions that merge a layer and its BatchNorm into one float layer, and their table."""
 
 import copy
 from collections.abc import Callable, Mapping
@@ -57,7 +57,7 @@ DEFAULT_METHODS: Mapping[Chain, Fuse] = _table()
 
 
 class ConvBNReLUFusion:
-    """The value of a fusion pattern that says: fuse these modules by the method of their classes.
+    """As the value of a fusion pattern: fuse these modules by the method of their classes.
 
     Derive from it and write ``fuse(*modules)`` to fuse in another way.
     """

@@ -1,4 +1,4 @@
-"""Let what quantizers learn be there before calibration, for an optimizer that is made as early as in MQBench."""
+"""Create quantizer Parameters before calibration, for optimizers created as early as in MQBench."""
 
 import torch
 from torch import nn
@@ -10,7 +10,7 @@ from bitwright.quantizer import TensorQuantizer, quantizers
 
 
 def start_learning(model: nn.Module, inputs: Inputs) -> None:
-    """Make the Parameters of all methods, in the shapes that they will have; calibration sets their values in place."""
+    """Create the Parameters of all methods in their final shapes; calibration sets their values in place."""
     shapes: dict[TensorQuantizer, tuple[int, ...]] = {}
     handles = [
         q.register_forward_pre_hook(lambda q, args: shapes.setdefault(q, tuple(args[0].shape)) and None)

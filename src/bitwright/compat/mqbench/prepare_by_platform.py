@@ -40,10 +40,10 @@ def prepare_by_platform(
             ``preserve_attr``, ``extra_fuse_dict``, ``concrete_args`` and ``leaf_module``.
         custom_tracer: an ``fx.Tracer``; the modules that its ``is_leaf_module`` names are not looked into.
         is_qat: keep the modes of the model; False returns it in eval mode.
-        freeze_bn: let BatchNorms use their running statistics in training, too.
-        example_inputs: a tensor, a tuple of arguments or a dict of keyword arguments. Without, inputs are looked for
-            that the model takes. If none are found it is prepared when it is first called, with the inputs of that
-            call; until then what depends on its graph or on all its Parameters is refused.
+        freeze_bn: make BatchNorms use their running statistics in training, too.
+        example_inputs: a tensor, a tuple of arguments or a dict of keyword arguments. Without them, inputs that the
+            model accepts are searched for. If none are found, it is prepared at its first call, with the inputs of that
+            call; until then, anything that depends on its graph or on all its Parameters is refused.
 
     Returns:
         The prepared model, all quantizers off; ``enable_calibration`` and ``enable_quantization`` switch them.
@@ -75,7 +75,7 @@ def prepare_by_platform(
     return postpone(model, finish) if example_inputs is None else finish(model, Inputs.of(example_inputs))
 
 
-prepare_qat_fx_by_platform = prepare_by_platform  # what it was called at first
+prepare_qat_fx_by_platform = prepare_by_platform  # its first name
 
 
 def _opaque(model: nn.Module, tracer: Any) -> list[str]:

@@ -1,4 +1,4 @@
-"""``extra_qconfig_dict``: how MQBench said observers, fake quantizers and schemes, as tensor recipes."""
+"""``extra_qconfig_dict``: MQBench's observers, fake quantizers and schemes as tensor recipes."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,7 +15,7 @@ _PARTS = ("observer", "fakequantize", "qscheme", "observer_extra_args", "fakeq_p
 KEYS = [f"{letter}_{part}" for part in _PARTS for letter in "wa"]
 _SCHEME = {"bit": 8, "symmetry": True, "per_channel": False, "pot_scale": False, "symmetric_range": False}
 _DOREFA: dict[str, dict[str, Any]] = {"w": {"normalize": True}, "a": {}}  # weights are rounded after the tanh
-_CHANNELS = {"w": 0, "a": 1}  # of weights the output channels, of activations those after the batch
+_CHANNELS = {"w": 0, "a": 1}  # for weights the output channels, for activations those after the batch
 
 
 # What MQBench chooses for OpenVINO, where Bitwright's backend learns nothing.

@@ -1,4 +1,4 @@
-"""``extra_quantizer_dict``: what is quantized besides, and what is not, as rules."""
+"""``extra_quantizer_dict``: what else is quantized, and what is not, as rules."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,7 +17,7 @@ KEYS = [*_ADDED, *_LEFT_OUT, "academic_mode"]
 
 
 def read_selection(given: Any, backend: BackendType) -> list[Rule]:
-    """The rules, the strongest last: nodes added by name are quantized even if they are excluded."""
+    """The rules, strongest last: nodes added by name are quantized even if excluded."""
     config = section("extra_quantizer_dict", given, KEYS)
     if flag("academic_mode", config.get("academic_mode", False)) and backend is not BackendType.OPENVINO:
         raise ConfigError(f"academic_mode is for BackendType.OPENVINO, not for {backend}")

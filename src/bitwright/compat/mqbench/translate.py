@@ -1,4 +1,4 @@
-"""MQBench's ``extra_config`` as a recipe, and what of it has no place in a recipe."""
+"""MQBench's ``extra_config`` as a recipe, and the parts that have no place in a recipe."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -24,14 +24,14 @@ KEYS = [
     "preserve_attr",
     "extra_fuse_dict",
     "concrete_args",
-    "concrect_args",  # as MQBench's documentation has it
+    "concrect_args",  # as spelled in MQBench's documentation
     "leaf_module",
 ]
 
 
 @dataclass
 class ExtraConfig:
-    """An ``extra_config``, read: the recipe, and what ``prepare`` is told besides."""
+    """A parsed ``extra_config``: the recipe, and further arguments of ``prepare``."""
 
     recipe: Recipe
     fusions: dict[Chain, Fuse] = field(default_factory=dict)
@@ -42,7 +42,7 @@ class ExtraConfig:
 
 
 def read_config(backend: BackendType | str, extra_config: Any) -> ExtraConfig:
-    """Read an ``extra_config`` for a backend; what cannot be is refused."""
+    """Read an ``extra_config`` for a backend; refuse invalid settings."""
     with translating("extra_config", extra_config):
         return _read(BackendType.read(backend), extra_config)
 
@@ -70,7 +70,7 @@ def _read(target: BackendType, extra_config: Any) -> ExtraConfig:
 
 
 def to_recipe(extra_config: Any, backend: BackendType | str = BackendType.Academic) -> tuple[Recipe, list[str]]:
-    """The recipe of an ``extra_config``, and notes on what is said to ``bw.prepare`` in another way, or not at all."""
+    """The recipe of an ``extra_config``, and notes on what ``bw.prepare`` takes in another way, or not at all."""
     read = read_config(backend, extra_config)
     chains = ", ".join("+".join(cls.__name__ for cls in chain) for chain in read.fusions)
     found = {

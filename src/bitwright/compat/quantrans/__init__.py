@@ -1,4 +1,4 @@
-"""QuanTransformer: model transformers, the configs they read, and the QAT layers by the names its users know."""
+"""QuanTransformer: model transformers, the configs they read, and the QAT layers under their familiar names."""
 
 from bitwright.compat.attributes import ConfigDict
 from bitwright.compat.quantrans.builder import QUANTRANSFORMERS, build_mtransformer

@@ -29,7 +29,7 @@ class Config(ConfigDict):
 
 
 def _resolve(name: str) -> Any:
-    """``Qmodes.kernel_wise`` is the one thing that settings of layers need by name."""
+    """Resolve ``Qmodes.kernel_wise``, the only name that settings of layers need."""
     tail = name.partition("Qmodes.")[2]
     if not tail:
         raise ConfigError(f"the name {name!r} is not known in a config; write text in quotes, or Qmodes.kernel_wise")

@@ -1,4 +1,4 @@
-"""Make a quantized layer of a float one: its constructor's arguments, then its parameters, hooks and settings."""
+"""Turn a float layer into a quantized one: its constructor's arguments, then its parameters, hooks and settings."""
 
 import copy
 import inspect
@@ -17,12 +17,12 @@ from bitwright.torch_internals import MODULE_STATE
 
 
 def quantized_twin(layer: nn.Module, quan_args: Mapping[str, Any], name: str) -> nn.Module:
-    """The layer that ``quan_args`` describe, with all that ``layer`` is; ``layer`` itself is left as it was.
+    """The layer that ``quan_args`` describe, with everything from ``layer``, which is left unchanged.
 
     Args:
         layer: the float layer.
         quan_args: ``type`` and the quantizer's arguments, as in a config.
-        name: what the user calls the layer, for messages.
+        name: the user's name for the layer, for messages.
     """
     cls = QUANLAYERS.class_of(quan_args, f"{name!r}: ")
     if parametrize.is_parametrized(layer):
@@ -40,14 +40,14 @@ def quantized_twin(layer: nn.Module, quan_args: Mapping[str, Any], name: str) ->
             twin = QUANLAYERS.build({**copy.deepcopy(dict(quan_args)), **given})
     except ConfigError as error:
         raise type(error)(f"{name!r}: {error}") from error
-    if given == own or not isinstance(twin, type(layer)):  # else what it was not told, such as groups, is carried over
+    if given == own or not isinstance(twin, type(layer)):  # else carry over what it was not given, such as groups
         _check_shapes(layer, twin, name)
     _carry_over(layer, twin, quan_args)
     return twin
 
 
 def _accepted(cls: type[nn.Module], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the arguments that the constructor of a class takes."""
+    """The arguments that the constructor of a class accepts."""
     parameters = inspect.signature(cls).parameters
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return dict(arguments)
@@ -55,7 +55,7 @@ def _accepted(cls: type[nn.Module], arguments: Mapping[str, Any]) -> dict[str, A
 
 
 def constructor_arguments(layer: nn.Module, name: str) -> dict[str, Any]:
-    """What the constructor of a layer was given, as far as the layer tells: every argument, defaults included."""
+    """The arguments that a layer was constructed with, as far as the layer tells, including defaults."""
     found: dict[str, Any] = {}
     weight = next(layer.parameters(), None)
     for key, parameter in inspect.signature(type(layer)).parameters.items():

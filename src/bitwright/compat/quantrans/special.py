@@ -10,7 +10,7 @@ _KEYS = ("layers_name", "convert_type")
 
 
 class SpecialLayers(dict[str, Any]):
-    """By the name of a layer, what it becomes; also as the two lists that it was written as."""
+    """What each layer becomes, by name; also as the two lists of the config."""
 
     @property
     def layers_name(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""Model transformers: put quantized layers in the place of a model's layers, by class and by name."""
+"""Model transformers: replace a model's layers by quantized ones, by class and by name."""
 
 import logging
 from collections import Counter, OrderedDict
@@ -26,8 +26,8 @@ class Basemtransformer(nn.Module):
     A subclass fills, in its constructor:
 
     Attributes:
-        register_dict: for a class of layer, the dict that describes its quantized layer.
-        special_layers: layers by name with dicts of their own, or None.
+        register_dict: for each layer class, the dict that describes its quantized layer.
+        special_layers: layers by name with their own dicts, or None.
     """
 
     layer_idx = 0
@@ -44,8 +44,8 @@ class Basemtransformer(nn.Module):
 
         Args:
             model: the float model; its layers are replaced in place, their Parameters stay the same objects.
-            exclude_layers: names of layers (or of modules, for all inside) to leave alone.
-            logger: told of every layer.
+            exclude_layers: names of layers (or of modules, including everything inside) to leave alone.
+            logger: gets a message for every layer.
         """
         if not isinstance(model, nn.Module):
             raise ConfigError(f"the model must be a torch.nn.Module, not {type(model).__name__}")
@@ -106,10 +106,10 @@ class mTransformerV2(Basemtransformer):
         quan_policy: for the name of a class of ``torch.nn``, the dict that describes its quantized layer:
             ``dict(Conv2d=dict(type="LSQConv2d", num_bit_w=4, num_bit_a=4))``.
         special_layers: ``layers_name``, a list of names, and ``convert_type``, a list of as many such dicts.
-        kwargs: what else a config says of the transformer; without effect, which is logged.
+        kwargs: other settings of a config; without effect, which is logged.
 
     Attributes:
-        layer_idx: how many layers it has replaced.
+        layer_idx: the number of layers replaced.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The keys of Sparsebit's configs and what they are where a file says nothing."""
+"""The keys of Sparsebit's configs, with their defaults."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""QuantDescriptor: what Sparsebit's observers and quantizers ask about the grid, answered by a spec."""
+"""QuantDescriptor: what Sparsebit's observers and quantizers need to know about the grid, from a spec."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -56,7 +56,7 @@ class QuantDescriptor:
 
     @property
     def ch_axis(self) -> int:
-        """The axis of channels, that of an image for a spec without one."""
+        """The channel axis; that of an image for a spec without one."""
         granularity = self.spec.granularity
         return LAYOUTS["NCHW"] if isinstance(granularity, PerTensor) else granularity.axis
 

@@ -1,4 +1,4 @@
-"""Base classes for users' observers and quantizers as Sparsebit has them, made to fit Bitwright's."""
+"""Base classes for users' Sparsebit observers and quantizers, adapted to Bitwright's."""
 
 from collections.abc import Mapping
 from enum import Enum
@@ -17,7 +17,7 @@ from bitwright.spec import QuantSpec
 
 
 class Granularity(Enum):
-    """What an observer wants to see as one: the whole tensor, or each channel."""
+    """What an observer treats as one: the whole tensor, or each channel."""
 
     LAYERWISE = 0
     CHANNELWISE = 1
@@ -25,7 +25,7 @@ class Granularity(Enum):
 
 
 class DataCache:
-    """The batches that an old observer has been shown."""
+    """The batches that an old observer was shown."""
 
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
@@ -39,7 +39,7 @@ class DataCache:
         self._batches.append(data)
 
     def reset(self) -> None:
-        """Let go of all batches."""
+        """Forget all batches."""
         self._batches = []
 
     def get_data_cache(self) -> list[Tensor]:
@@ -61,14 +61,14 @@ class DataCache:
 
 
 class _Described:
-    """What both kinds of classes ask about their spec."""
+    """What both kinds of classes need to know about their spec."""
 
     spec: QuantSpec
     takes_config = True
 
     @property
     def qdesc(self) -> QuantDescriptor:
-        """The spec as it is now."""
+        """The current spec."""
         return QuantDescriptor(self.spec)
 
     @property
@@ -88,7 +88,7 @@ class _Described:
 
 
 class BaseObserver(_Described, Observer):
-    """An observer that keeps its data and says in ``calc_minmax`` what the range is.
+    """An observer that keeps its data and returns the range from ``calc_minmax``.
 
     ::
 
@@ -101,7 +101,7 @@ class BaseObserver(_Described, Observer):
                 self.data_cache.reset()
                 return data.amin(1), data.amax(1)
 
-    One that overrides ``observe`` and ``range`` as Bitwright's do keeps no data, and is to be preferred.
+    Prefer to override ``observe`` and ``range`` like Bitwright's observers, which keep no data.
     """
 
     def __init__(self, config: Any, qdesc: QuantDescriptor) -> None:
@@ -116,7 +116,7 @@ class BaseObserver(_Described, Observer):
         self._found = None
 
     def get_calibration_data(self, c_first: bool = False) -> Tensor:
-        """All values: batches joined, or (channels, n); they are forgotten."""
+        """All values, as joined batches or (channels, n), which are then forgotten."""
         cache = self.data_cache
         data = cache.get_data_for_calibration(Granularity.CHANNELWISE) if c_first else torch.cat(cache.get_data_cache())
         cache.reset()
@@ -169,7 +169,7 @@ class Quantizer(_Described, Method):
 
 
 def fit(cls: type, takes_qdesc: bool) -> None:
-    """Let a class whose constructor takes ``(config, qdesc)`` or ``(config)`` be made from a spec."""
+    """Make a class whose constructor takes ``(config, qdesc)`` or ``(config)`` constructible from a spec."""
     made: Any = cls.__init__
 
     def __init__(self: Any, spec: Any, config: Any = None) -> None:

@@ -1,4 +1,4 @@
-"""How Sparsebit says a weight or activation is quantized, as a tensor recipe."""
+"""Sparsebit's settings for weights and activations as tensor recipes."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +12,7 @@ from bitwright.observers import OBSERVERS as ALL_OBSERVERS
 from bitwright.recipe import TensorRecipe
 from bitwright.spec import PerChannel, PerTensor, QuantSpec
 
-_OWN_START = {"LearnableFakeQuantize": "LSQObserver"}  # LSQ begins from the mean magnitude, whatever the observer
+_OWN_START = {"LearnableFakeQuantize": "LSQObserver"}  # LSQ starts from the mean magnitude, whatever the observer
 
 
 def read_tensor(kind: str, config: Mapping[str, Any]) -> TensorRecipe:

@@ -1,4 +1,4 @@
-"""Sparsebit's config as a recipe, and what of it has no place in a recipe."""
+"""Sparsebit's config as a recipe, and the parts that have no place in a recipe."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,7 +17,7 @@ from bitwright.recipe import Recipe, Rule
 
 
 def to_recipe(config: str | Path | Mapping[str, Any]) -> tuple[Recipe, list[str]]:
-    """The recipe of a config, and notes on what is said to ``bw.prepare`` in another way, or not at all."""
+    """The recipe of a config, and notes on what ``bw.prepare`` takes in another way, or not at all."""
     cfg = parse_qconfig(config)
     with translating("the config", cfg):
         return _translate(cfg)
@@ -44,7 +44,7 @@ def _translate(cfg: Any) -> tuple[Recipe, list[str]]:
 
 
 def _arithmetic(cfg: Any, backend: Backend) -> list[Rule]:
-    """What Sparsebit quantizes of arithmetic: sums if told to; in simulation, no difference, product or quotient."""
+    """The arithmetic that Sparsebit quantizes: sums if configured; in simulation, no difference, product or quotient."""
     quantizes_sums = flag("A.QADD.ENABLE_QUANT", cfg.A.QADD.ENABLE_QUANT)
     known = [name for name in ("sub", "mul", "div") if name in backend.operators.integer]
     left = [name for name in known if backend.name == "virtual" and not _has_own_module(name)]

@@ -1,4 +1,4 @@
-"""BatchNorms that go on using their running statistics when the model is trained."""
+"""BatchNorms that keep using their running statistics in training."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ FrozenBatchNorm1d, FrozenBatchNorm2d, FrozenBatchNorm3d = _TWINS.values()
 
 
 def freeze_norms(model: nn.Module) -> None:
-    """Make the BatchNorms of a model go on with their statistics, whatever ``train()`` says."""
+    """Make the BatchNorms of a model keep their statistics, whatever ``train()`` says."""
     for module in model.modules():
         twin = _TWINS.get(type(module))
         if twin is not None:

@@ -1,4 +1,4 @@
-"""Hooks that keep what a layer reads and gives."""
+"""Hooks that keep a layer's inputs and outputs."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from bitwright.compat.refused import refuse
 
 
 class StopForwardException(Exception):
-    """Ends a forward once a hook has what it wants."""
+    """Ends a forward once a hook is done."""
 
 
 class DataSaverHook:
@@ -25,7 +25,7 @@ class DataSaverHook:
         self.output_store: Any = None
 
     def __call__(self, module: nn.Module, input_batch: Any, output_batch: Any) -> None:
-        """Keep, and end the forward if told to."""
+        """Store, and end the forward if requested."""
         if self.store_input:
             self.input_store = input_batch
         if self.store_output:

@@ -1,4 +1,4 @@
-"""``profiling``: how much of each layer's result quantization keeps, as the cosine to the float result."""
+"""``profiling``: how well each layer's result survives quantization, as the cosine to the float result."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -19,10 +19,10 @@ def profiling(
     """The cosine between the float and the quantized result of every quantized layer, by its name, worst first.
 
     Args:
-        model: a prepared and calibrated model; it is afterwards as it was.
+        model: a prepared and calibrated model; it is unchanged afterwards.
         cali_data: batches to look at.
         profiling_type: ``standalone`` quantizes each layer alone, ``interaction`` all layers before it, too.
-        module_list: for parts of a model; give the parts themselves instead.
+        module_list: not supported; pass the parts of a model themselves instead.
     """
     if profiling_type not in _KINDS:
         raise UnknownNameError(f"unknown profiling_type {profiling_type!r}{suggest(str(profiling_type), _KINDS)}")

@@ -14,12 +14,12 @@ _KINDS = ["fake_quant", "act_fake_quant", "weight_fake_quant"]
 
 
 def enable_calibration(model: nn.Module) -> None:
-    """Let all quantizers look at the data that is run through the model, and none quantize."""
+    """Make all quantizers observe the data that runs through the model, without quantizing."""
     enable_calibration_woquantization(model)
 
 
 def enable_calibration_woquantization(model: nn.Module, quantizer_type: str = "fake_quant") -> None:
-    """Let some quantizers look at data and not quantize; the others do nothing.
+    """Make some quantizers observe data without quantizing; the others do nothing.
 
     Args:
         model: a prepared model.
@@ -30,17 +30,17 @@ def enable_calibration_woquantization(model: nn.Module, quantizer_type: str = "f
 
 
 def enable_calibration_quantization(model: nn.Module, quantizer_type: str = "fake_quant") -> None:
-    """Let some quantizers quantize with ranges that follow the data; the others do nothing."""
+    """Make some quantizers quantize with ranges that follow the data; the others do nothing."""
     when_prepared(model, lambda m: stepwise.follow(_only(m, quantizer_type)))
 
 
 def enable_quantization(model: nn.Module, weight_cali_on: bool = False, act_cali_on: bool = False) -> None:
-    """Fix the ranges of what has been calibrated, and quantize everything.
+    """Fix the calibrated ranges, and quantize everything.
 
     Args:
         model: a prepared and calibrated model.
-        weight_cali_on: let ranges of weights go on following the weights.
-        act_cali_on: let ranges of activations go on following the data.
+        weight_cali_on: let ranges of weights keep following the weights.
+        act_cali_on: let ranges of activations keep following the data.
     """
 
     def switch(model: nn.Module) -> None:
@@ -56,7 +56,7 @@ def enable_quantization(model: nn.Module, weight_cali_on: bool = False, act_cali
 
 
 def disable_all(model: nn.Module) -> None:
-    """Let all tensors pass: the float model."""
+    """Pass all tensors through unchanged, as in the float model."""
     when_prepared(model, lambda m: stepwise.stop(stepwise.all_quantizers(m)))
 
 

@@ -26,7 +26,7 @@ def is_symmetric_quant(qscheme: QuantSpec | str) -> bool:
 
 
 def pot_quantization(tensor: Tensor, mode: str = "round") -> Tensor:
-    """The nearest powers of two; those below with ``mode="floor"``. The gradient is that of the tensor."""
+    """The nearest powers of two, or those below with ``mode="floor"``; the gradient passes straight through."""
     log2 = torch.log2(tensor.detach())
     return (torch.exp2(torch.round(log2) if mode == "round" else torch.floor(log2)) - tensor.detach()) + tensor
 
@@ -40,7 +40,7 @@ def sync_tensor(tensor: Tensor) -> Tensor:
 
 
 def topology_order(model: fx.GraphModule) -> dict[fx.Node, int]:
-    """For every node of a graph, its place in the order of computation."""
+    """The position of every node of a graph in execution order."""
     return {node: place for place, node in enumerate(model.graph.nodes)}
 
 

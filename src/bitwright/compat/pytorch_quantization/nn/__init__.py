@@ -1,4 +1,4 @@
-"""Quantized modules; those that the old toolkit has are there without "Quant" in their names too."""
+"""Quantized modules; those of the old toolkit also exist without "Quant" in their names."""
 
 from bitwright.compat.pytorch_quantization.nn import functional, modules
 from bitwright.compat.pytorch_quantization.nn.modules._utils import QuantInputMixin, QuantMixin

@@ -8,7 +8,7 @@ from bitwright.methods import amax
 
 
 def clip(x: Tensor, clip_value_min: Tensor | float, clip_value_max: Tensor | float) -> Tensor:
-    """Clip ``x``; an end gets the sum of the gradients that lie beyond it, and must then be a single number."""
+    """Clip ``x``; a learned end must be a single number, and gets the sum of the gradients beyond it."""
     ends = [torch.as_tensor(end, device=x.device) for end in (clip_value_min, clip_value_max)]
     for end in ends:
         if end.requires_grad and end.numel() != 1:

@@ -14,14 +14,14 @@ _OWN = "bitwright.compat.quantrans."
 
 
 class LayerRegistry(Registry[type[nn.Module]]):
-    """Classes by name. One of Bitwright's gives way to a user's of the same name; two of users are an error."""
+    """Classes by name. A user's class replaces one of Bitwright's of the same name; two user classes are an error."""
 
     def __init__(self, kind: str) -> None:
         super().__init__(kind)
         self._replaced: dict[str, type[nn.Module]] = {}
 
     def register_module(self, name: str | None = None, force: bool = False, module: Any = None) -> Any:
-        """File a layer class under its own name, or under ``name``; with ``module``, at once.
+        """Register a layer class under its own name, or under ``name``; with ``module``, immediately.
 
         ::
 
@@ -30,8 +30,8 @@ class LayerRegistry(Registry[type[nn.Module]]):
 
         Args:
             name: the name, if not the class's.
-            force: take the place of another user's class.
-            module: the class, where this is not used as a decorator.
+            force: replace another user's class.
+            module: the class, if this is not used as a decorator.
         """
         if name is not None and not isinstance(name, str):
             raise ConfigError(
@@ -52,7 +52,7 @@ class LayerRegistry(Registry[type[nn.Module]]):
         return decorate if module is None else decorate(module)
 
     def unregister(self, name: str) -> None:
-        """Forget ``name``; a class of Bitwright that had given way is back."""
+        """Remove ``name``; a replaced class of Bitwright is restored."""
         super().unregister(name)
         if name in self._replaced:
             self._items[name] = self._replaced.pop(name)

@@ -11,7 +11,7 @@ _STARTS = {1: "LSQPlusObserver", 2: "LSQObserver", 3: "MSEObserver"}
 
 @dataclass(frozen=True)
 class Plan:
-    """How one tensor is quantized; with ``follow``, the range is that of each tensor while training."""
+    """How one tensor is quantized; with ``follow``, training uses the range of each tensor."""
 
     spec: str
     observer: str = "MinMaxObserver"
@@ -25,7 +25,7 @@ class Kind:
     """A way of quantizing a layer, whatever its operator.
 
     Attributes:
-        title: what it is, for the docstring.
+        title: its description, for the docstring.
         weight: how the weight is quantized.
         activation: how the input is quantized.
         options: names of the options it has.
@@ -39,7 +39,7 @@ class Kind:
     defaults: dict[str, Any] = field(default_factory=dict)
 
     def plans(self, options: Options) -> tuple[Plan, Plan]:
-        """How the weight and the input are quantized; for what stays float, as if it had eight bits."""
+        """How the weight and the input are quantized; a tensor that stays float counts as eight bits."""
         bits = [8 if wanted == FLOAT_BITS else wanted for wanted in (options.num_bit_w, options.num_bit_a)]
         known = replace(options, num_bit_w=bits[0], num_bit_a=bits[1])
         weight = self.weight(known)

@@ -1,4 +1,4 @@
-"""QATLayer: mixed before a quantized operator, makes a layer of QuanTransformer's kind of it."""
+"""QATLayer: mixed before a quantized operator, turns it into a QuanTransformer layer."""
 
 from typing import Any, ClassVar, Self
 
@@ -36,7 +36,7 @@ class QATLayer(QuantLayer):
 
     @classmethod
     def from_float(cls, module: nn.Module, **options: Any) -> Self:  # pyrefly: ignore
-        """Make this layer of a float one: same parameters, buffers, hooks and settings, plus quantizers."""
+        """Build this layer from a float one: same parameters, buffers, hooks and settings, plus quantizers."""
         own, rest = cls._split(options)
         if rest:
             raise ConfigError(f"{cls.__name__}.from_float takes {next(iter(rest))} from the float layer: leave it out")
@@ -82,14 +82,14 @@ class QATLayer(QuantLayer):
     nbits_w, nbits_a = num_bit_w, num_bit_a
 
     def compute(self, x: Tensor, weight: Tensor, bias: Tensor | None, *args: Any, **kwargs: Any) -> Tensor:
-        """Compute on what is quantized, and keep it if the layer is being debugged."""
+        """Compute on quantized tensors, and keep them if the layer is in debug mode."""
         if self.options.debug:
             self.Qweight, self.Qactivation = weight.detach().clone(), x.detach().clone()
         return super().compute(x, weight, bias, *args, **kwargs)
 
 
 def qat_layer(name: str, kind: Kind, operator: type[QuantLayer]) -> Any:
-    """Make and register the layer of a kind for an operator."""
+    """Create and register the layer of a kind for an operator."""
     doc = f"{operator.__name__.removeprefix('Quant')}: {kind.title}; arguments in :class:`Options`."
     made = type(name, (QATLayer, operator), {"kind": kind, "__module__": f"{__package__}.layers", "__doc__": doc})
     return QUANLAYERS.register_module()(made)

@@ -1,4 +1,4 @@
-"""Arguments of the QAT layers: their names and synonyms, what they may be, and what is refused."""
+"""Arguments of the QAT layers: their names and synonyms, valid values, and what is refused."""
 
 import enum
 import inspect
@@ -23,7 +23,7 @@ class Qmodes(enum.Enum):
 
 @dataclass(frozen=True)
 class Options:
-    """What a QAT layer is told besides its operator's arguments.
+    """The arguments of a QAT layer in addition to its operator's.
 
     Attributes:
         num_bit_w: bits of the weight; 32 leaves it float. Also ``nbits_w`` and ``bit_w``.
@@ -71,7 +71,7 @@ _SYNONYMS = {
     "QInput": "quant_activation",
     "add_offset": "add_offset_a",
 }
-# Arguments that did nothing, failed, or have no counterpart: taken with the value that old files write out.
+# Arguments that did nothing, failed, or have no counterpart: accepted with the value found in old files.
 _ONLY: dict[str, Any] = {
     "momentum": 0.1,
     "alpha_thres": 0.5,
@@ -96,7 +96,7 @@ def operator_class(layer: type[nn.Module]) -> type[nn.Module]:
 def split_options(
     layer: type[nn.Module], known: frozenset[str], defaults: Mapping[str, Any], given: Mapping[str, Any]
 ) -> tuple[Options, dict[str, Any]]:
-    """Tell a layer's own arguments from its operator's; raise for those that neither has."""
+    """Separate a layer's own arguments from its operator's; raises for those that neither has."""
     theirs = list(inspect.signature(operator_class(layer)).parameters)
     names = [*known, *(s for s, name in _SYNONYMS.items() if name in known)]
     ours: dict[str, Any] = {}

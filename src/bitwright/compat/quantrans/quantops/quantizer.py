@@ -1,4 +1,4 @@
-"""Quantizers that need no calibration, though they can have one: the first tensor gives them their range."""
+"""Quantizers that need no calibration, though they can have one: the first tensor sets their range."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from bitwright.quantizer import TensorQuantizer
 
 
 def first_batch_quantizer(plan: Plan) -> TensorQuantizer:
-    """Make a disabled quantizer that takes its range from the first tensor, or in training from each, if it follows."""
+    """Create a disabled quantizer with the range of the first tensor or, if it follows, of each in training."""
     options = plan.method_options
     quantizer = TensorQuantizer(plan.spec, plan.observer, plan.method, method_options=options, dynamic=True)
     quantizer.register_forward_pre_hook(_follow if plan.follow else _begin)
@@ -19,9 +19,9 @@ def first_batch_quantizer(plan: Plan) -> TensorQuantizer:
 
 
 def switch(quantizer: TensorQuantizer, on: bool, shape: tuple[int, ...] = ()) -> None:
-    """Quantize tensors of a shape from now on, or pass them through whatever else is said.
+    """From now on quantize tensors of a shape, or pass them through unconditionally.
 
-    What the method learns is there at once, so that an optimizer made before the first batch has it.
+    The method's Parameters exist immediately, so an optimizer created before the first batch has them.
     """
     quantizer.enabled = on
     if on and not quantizer.calibrated:

@@ -32,11 +32,11 @@ class CfgNode(ConfigDict):
         return self.__dict__.get("frozen", False)
 
     def freeze(self) -> None:
-        """Let settings not be changed, here and below."""
+        """Make settings immutable, here and below."""
         self._set_frozen(True)
 
     def defrost(self) -> None:
-        """Let settings be changed again."""
+        """Make settings mutable again."""
         self._set_frozen(False)
 
     def _set_frozen(self, on: bool) -> None:
@@ -50,15 +50,15 @@ class CfgNode(ConfigDict):
         return as_node(self)
 
     def merge_from_file(self, cfg_filename: str | Path) -> None:
-        """Take over what a YAML file says."""
+        """Merge a YAML file."""
         self.merge_from_other_cfg(read_data(Path(cfg_filename), f"the config {str(cfg_filename)!r}"))
 
     def merge_from_other_cfg(self, cfg_other: Any) -> None:
-        """Take over what another config says."""
+        """Merge another config."""
         self._replace(_merged(section("the config", cfg_other), self, "the config"))
 
     def merge_from_list(self, cfg_list: list[Any]) -> None:
-        """Take over keys and values in turn: ``["W.QUANTIZER.BIT", 4]``."""
+        """Merge alternating keys and values: ``["W.QUANTIZER.BIT", 4]``."""
         if len(cfg_list) % 2:
             raise ConfigError(f"merge_from_list takes alternating keys and values, not {cfg_list!r}")
         for key, value in zip(cfg_list[::2], cfg_list[1::2], strict=True):
@@ -79,7 +79,7 @@ def as_node(value: Any) -> Any:
 
 
 def parse_qconfig(source: str | Path | Mapping[str, Any]) -> CfgNode:
-    """Read a config: a YAML file, its text, or a mapping; what it leaves out is Sparsebit's default.
+    """Read a config: a YAML file, its text, or a mapping, with Sparsebit's defaults for what it leaves out.
 
     Returns:
         The settings, with access by attribute (``cfg.W.QUANTIZER.BIT``) and by item; they may be changed.
@@ -103,7 +103,7 @@ def parse_qconfig(source: str | Path | Mapping[str, Any]) -> CfgNode:
 def _merged(given: Mapping[str, Any], defaults: Mapping[str, Any], where: str) -> dict[str, Any]:
     """``given`` over the defaults; unknown keys are refused."""
     known = list(defaults)
-    if where == "SCHEDULE":  # custom schedules are switched there, too
+    if where == "SCHEDULE":  # this also switches custom schedules
         known += [name.upper() for name in SCHEDULES.names()]
     section(where, given, known)
     made: dict[str, Any] = {}

@@ -39,8 +39,8 @@ class QuantModel(nn.Module):
     Args:
         model: the float model; it is left untouched.
         config: what ``parse_qconfig`` returned, or what it reads.
-        example_inputs: a tensor, a tuple or a dict as for ``bw.prepare``. Without, the model is captured when it is
-            first called.
+        example_inputs: a tensor, a tuple or a dict as for ``bw.prepare``. Without them, inputs that the
+            model accepts are searched for; if none are found, it is captured at its first call.
 
     Attributes:
         model: the prepared model, for everything else that Bitwright does with one.
@@ -74,7 +74,7 @@ class QuantModel(nn.Module):
         return self.model(*args, **kwargs)
 
     def prepare_calibration(self) -> None:
-        """Look, from now on, at the data that is run through the model; it computes in float."""
+        """From now on, observe the data that runs through the model, which computes in float."""
         self.eval()
         self._batches = []
         when_prepared(self.model, lambda m: stepwise.watch(m, stepwise.all_quantizers(m)))
@@ -118,8 +118,8 @@ class QuantModel(nn.Module):
 
         Args:
             data: inputs of the model.
-            checker: says how far two tensors are apart.
-            is_async: quantize each layer alone; else all before it, too.
+            checker: measures how far apart two tensors are.
+            is_async: quantize each layer alone; otherwise also all before it.
         """
         return layer_errors(self.model, Inputs.of(data), checker, is_async)
 
@@ -142,7 +142,7 @@ class QuantModel(nn.Module):
             input_names: names of the inputs in the file; by default those of the model's arguments.
             output_names: names of the outputs in the file.
             dynamic_axes: axes that may vary, as for ``torch.onnx.export``; none fixes all sizes.
-            opset_version: at most 21; the lowest that can say what the model does is written.
+            opset_version: at most 21; the file uses the lowest that can express the model.
             verbose: without effect.
             extra_info: also write ``<name>_extra.onnx``, whose quantizing nodes have their ``bits`` in their metadata.
         """
@@ -177,7 +177,7 @@ class QuantModel(nn.Module):
 
     @contextmanager
     def _quantizing(self) -> Iterator[None]:
-        """Quantize everything that has a range for a while, unless the user has chosen what to quantize."""
+        """Temporarily quantize everything that has a range, unless the user chose what to quantize."""
         if is_pending(self.model):
             raise CalibrationError("the model has not been run yet: call prepare_calibration() and run it on some data")
         found = stepwise.all_quantizers(self.model)

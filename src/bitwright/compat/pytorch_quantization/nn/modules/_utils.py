@@ -1,4 +1,4 @@
-"""Mixins and helpers for quantized modules of one's own."""
+"""Mixins and helpers for your own quantized modules."""
 
 from typing import TypeVar
 
@@ -10,17 +10,17 @@ C = TypeVar("C", bound=type)
 
 
 class QuantInputMixin(mixins.QuantInputMixin):
-    """An operator with an ``input_quantizer``, which gives the old values."""
+    """An operator with an ``input_quantizer`` that computes the old values."""
 
     quantizer_class = TensorQuantizer
 
 
 class QuantMixin(mixins.QuantMixin, QuantInputMixin):
-    """An operator with an ``input_quantizer`` and a ``weight_quantizer``, which give the old values."""
+    """An operator with an ``input_quantizer`` and a ``weight_quantizer`` that compute the old values."""
 
 
 def as_before(cls: C, module: str) -> C:
-    """A class of Bitwright with quantizers that give the old values, as a name of ``module``."""
+    """A Bitwright class with quantizers that compute the old values, under a name in ``module``."""
     mixin = QuantMixin if issubclass(cls, mixins.QuantMixin) else QuantInputMixin
     return type(cls)(cls.__name__, (cls, mixin), {"__module__": module, "__doc__": cls.__doc__})  # pyrefly: ignore
 

@@ -1,7 +1,7 @@
 """QModules: ``register_qmodule``, the class they derive from, and Bitwright's own by Sparsebit's names.
 
-What moves values stays a function in a prepared model. Its name is the operator's record here, for the ``op_type`` of
-patterns.
+Operators that move values stay functions in a prepared model. Here their names are the operators' records, for the
+``op_type`` of patterns.
 """
 
 from collections.abc import Callable, Iterable
@@ -19,7 +19,7 @@ C = TypeVar("C", bound=type)
 
 
 def register_qmodule(sources: Iterable[Any], *, override: bool = True) -> Callable[[C], C]:
-    """Say which modules, functions and tensor methods a QModule takes the place of; the last one registered wins."""
+    """Register a QModule for the modules, functions and tensor methods that it replaces; the last one wins."""
     return _register(sources, override=override)
 
 

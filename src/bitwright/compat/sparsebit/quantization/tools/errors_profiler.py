@@ -20,5 +20,5 @@ class QuantizationErrorProfiler:
     def apply(
         self, data: Any, checker: Callable[[Tensor, Tensor], Any] = F.mse_loss, is_async: bool = True
     ) -> dict[str, Any]:
-        """What ``checker`` says of each layer; each is quantized alone, or with all before it."""
+        """The result of ``checker`` for each layer, quantized alone or with all before it."""
         return layer_errors(self.model, Inputs.of(data), checker, is_async)
