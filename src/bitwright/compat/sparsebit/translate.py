@@ -44,7 +44,7 @@ def _translate(cfg: Any) -> tuple[Recipe, list[str]]:
 
 
 def _arithmetic(cfg: Any, backend: Backend) -> list[Rule]:
-    """The arithmetic that Sparsebit quantizes: sums if configured; in simulation, no difference, product or quotient."""
+    """Arithmetic that Sparsebit quantizes: sums if configured; in simulation, no difference, product or quotient."""
     quantizes_sums = flag("A.QADD.ENABLE_QUANT", cfg.A.QADD.ENABLE_QUANT)
     known = [name for name in ("sub", "mul", "div") if name in backend.operators.integer]
     left = [name for name in known if backend.name == "virtual" and not _has_own_module(name)]
