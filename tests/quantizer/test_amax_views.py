@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from bitwright.compat.pytorch_quantization.calib import HistogramCalibrator, MaxCalibrator
 from bitwright.errors import CalibrationError, ConfigError
 from bitwright.quantizer import Mode, QuantDescriptor, TensorQuantizer
 from bitwright.quantizer.amax_views import AmaxViews
+from bitwright.quantizer.calibrators import HistogramCalibrator, MaxCalibrator
 from bitwright.quantizer.stored_range import StoredRange
 
 X = torch.tensor([[-3.0, 0.31, 1.02], [0.5, -0.77, 0.25]])
