@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import nn
 
 import bitwright as bw
 from bitwright.correction.grams import at_once
@@ -80,3 +81,29 @@ def test_the_file_of_a_corrected_model_is_proven(tmp_path):
     bw.export(model, path)
     proof = bw.verify(model, path, data(1, 4), runtimes=["onnxruntime"], latency=False)
     assert proof.ok, str(proof)  # by the default limits: a gap of one step at most
+
+
+class Tied(nn.Module):
+    """Two layers that share one weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two, self.head = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+        self.two.weight = self.one.weight
+
+    def forward(self, x):
+        return self.head(torch.relu(self.two(torch.relu(self.one(x)))))
+
+
+@pytest.mark.parametrize("steps", [("bias",), ("gptq", "norms", "bias"), ("smooth", "equalize", "weight_ranges")])
+def test_layers_that_share_a_weight_are_corrected(steps):
+    torch.manual_seed(0)
+    net, x = Tied().eval(), torch.randn(64, 8)
+    model = bw.calibrate(bw.prepare(net, x, recipe="W4A8"), [x])
+    with torch.no_grad():
+        wanted = net(x)
+        before = (model(x) - wanted).mean(0).square().sum()
+        bw.correct(model, [x], steps)
+        assert torch.equal(Original(model).state["one.weight"], Original(model).state["two.weight"])
+        after = (model(x) - wanted).mean(0).square().sum()
+    assert after <= before * (1e-3 if "bias" in steps else 1)

@@ -191,6 +191,9 @@ def test_a_user_who_interrupts_gets_a_sound_model(monkeypatch):
         ({"keep": 1.5}, "keep must be a number from 0 to 1, not 1.5"),
         ({"steps": 1.5}, "steps must be a whole number, not 1.5"),
         ({"beta": (2, 20)}, "beta must fall"),
+        ({"beta": 3}, "beta must fall from one positive number to another, not 3"),
+        ({"lr": float("inf")}, "lr must be a number at least 0, not inf"),
+        ({"memory_limit": "1GB"}, "memory_limit must be a number of bytes of at least 0, not '1GB'"),
     ],
 )
 def test_wrong_settings_are_refused_by_name(options, words):
@@ -228,3 +231,26 @@ def test_a_corrected_model_comes_near_the_float_model_as_it_was(options):
         assert error == pytest.approx(found.units[-1].after, rel=1e-3)
     assert all(unit.after <= unit.before for unit in found.units)
     assert all(torch.equal(value, state[key]) for key, value in bw.float_state_dict(model).items())
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda x: x * torch.nan, "batch 2 of the data to reconstruct with makes NaN in float"),
+        (lambda x: x[:, :2], r"the model refuses batch 2 \(float32\[16, 2, 8, 8\]\) .*: RuntimeError"),
+    ],
+)
+def test_data_that_cannot_be_learned_from_is_refused(spoil, words):
+    model, batches = calibrated("residual")
+    before = weights(model)
+    with pytest.raises(CalibrationError, match=words):
+        bw.reconstruct(model, [batches[0], (spoil(batches[1][0]),)], **FEW)
+    assert same(weights(model), before)
+
+
+def test_a_caller_in_inference_mode_gets_the_same_model():
+    one, two = calibrated("residual"), calibrated("residual")
+    bw.reconstruct(*one, **FEW)
+    with torch.inference_mode():
+        bw.reconstruct(two[0], [(x.clone(),) for (x,) in two[1]], **FEW)
+    assert same(weights(one[0]), weights(two[0]))

@@ -1,6 +1,7 @@
 """train and its parts."""
 
 import copy
+import re
 
 import pytest
 import torch
@@ -221,3 +222,20 @@ def test_weights_without_a_size_are_not_trained_with_folded_norms():
     model, batches = calibrated("residual", {"preset": "W4A8", "weight": weight})
     with pytest.raises(ConfigError, match=r"2\.conv1: the weights of DoReFaFakeQuantize have one size"):
         bw.train(model, labelled(batches), F.cross_entropy, batch_statistics=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"lr": -1.0}, "lr must be a finite number of at least 0, not -1.0"),
+        ({"weight_decay": float("nan")}, "weight_decay must be a finite number of at least 0, not nan"),
+        ({"dampening": -1}, "dampening must be a finite number of at least 0, not -1"),
+        ({"bits": {0: 3}}, "such as {0: (6, 6)}, not {0: 3}"),
+        ({"bits": {1: (3, 3)}}, "from epochs below 1 to the bits"),
+        ({"bits": (3, 3)}, "not (3, 3)"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused_by_name(options, words):
+    model, batches = calibrated("residual")
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        bw.train(model, [(*batches[0], torch.zeros(16, dtype=torch.long))], F.cross_entropy, **options)

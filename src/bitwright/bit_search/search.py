@@ -141,8 +141,9 @@ def _search(
 
 def _check(budget: Mapping[BudgetName, float], bits: Sequence[int], metric: Metric) -> None:
     _check_budget(budget)
-    if not bits or any(not isinstance(b, int) or not (2 <= b <= 16 or b == FLOAT_BITS) for b in bits):
-        raise ConfigError(f"bits must be from 2 to 16, or {FLOAT_BITS} for float, not {tuple(bits)!r}")
+    known = list(bits) if isinstance(bits, Sequence) else []
+    if not known or any(not isinstance(b, int) or not (2 <= b <= 16 or b == FLOAT_BITS) for b in known):
+        raise ConfigError(f"bits must be a list of numbers from 2 to 16, or {FLOAT_BITS} for float, not {bits!r}")
     if metric == "sqnr":
         raise ConfigError("decibels of layers cannot be added up: search by the metric 'mse' or 'kl'")
 

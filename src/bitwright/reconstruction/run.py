@@ -16,6 +16,7 @@ from bitwright.correction.reference import original_of
 from bitwright.distributed import TIMEOUT, Ranks, all_ranks, rank
 from bitwright.errors import CalibrationError, ConfigError
 from bitwright.files import scratch_folder
+from bitwright.graph import Inputs
 from bitwright.graph.inputs import bind_inputs
 from bitwright.graph.names import module_of
 from bitwright.modes import eval_mode
@@ -38,12 +39,14 @@ from bitwright.reconstruction.losses import prediction_gap
 from bitwright.reconstruction.result import Reconstruction, UnitResult
 from bitwright.reconstruction.samples import Samples
 from bitwright.reconstruction.settings import LossName, MethodName, Settings, UnitKind
+from bitwright.reconstruction.switch import switched_off
 from bitwright.reconstruction.units import Unit, find_units
-from bitwright.reconstruction.whole import graph_of
+from bitwright.reconstruction.whole import graph_of, tensors_in
 
 _APART = 1_000_003  # between the seeds of ranks
 
 
+@torch.inference_mode(False)  # what it learns needs gradients
 def reconstruct(
     model: nn.Module,
     batches: Iterable[Any],
@@ -113,6 +116,8 @@ def reconstruct(
     Returns:
         The error of every unit before and after; ``print`` shows it as a table.
     """
+    if not isinstance(memory_limit, int | float) or not memory_limit >= 0:
+        raise ConfigError(f"reconstruct: memory_limit must be a number of bytes of at least 0, not {memory_limit!r}")
     settings = Settings(
         *(method, unit, loss, steps, batch_size, lr, scale_lr, warmup, beta, rounding_weight, keep, merge),
         *(prediction, temperature, weight_scale_lr, seed),
@@ -126,6 +131,7 @@ def reconstruct(
             inputs = [as_inputs(batch, len(example.args)) for batch in as_batches(batches)]
             if not inputs:
                 raise CalibrationError("the data to reconstruct with is empty: it yielded no batch")
+            _check_data(model, inputs)
         if not ranks.alone:
             ranks.agree("the model", digest_of(dict(model.state_dict())))
             ranks.agree("the choice of settings", digest_of(repr(settings)))
@@ -144,6 +150,21 @@ def reconstruct(
     taught = {"adaround", settings.method}  # every method learns how weights are rounded
     ledger.notes = [note for note in ledger.notes if untaught.get(note) not in taught]
     return result
+
+
+def _check_data(model: nn.Module, inputs: Sequence[Inputs]) -> None:
+    """Refuse batches that the model refuses, or whose results in float are NaN."""
+    for number, batch in enumerate(inputs, start=1):
+        try:
+            with switched_off(list(quantizers(model).values())):
+                results = tensors_in(model(*batch.args, **batch.kwargs))
+        except Exception as error:
+            raise CalibrationError(
+                f"the model refuses batch {number} {batch} of the data to reconstruct with: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        if any(bool(result.isnan().any()) for result in results):
+            raise CalibrationError(f"batch {number} of the data to reconstruct with makes NaN in float; check the data")
 
 
 class _Job:

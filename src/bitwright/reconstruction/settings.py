@@ -1,7 +1,8 @@
 """Settings: the options of reconstruct, checked in one place."""
 
+import math
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, TypeGuard, get_args
 
 from bitwright.errors import ConfigError, suggest
 
@@ -42,8 +43,7 @@ class Settings:
         for name in ("steps", "batch_size", "merge", "seed"):
             if not isinstance(getattr(self, name), int):
                 raise ConfigError(f"reconstruct: {name} must be a whole number, not {getattr(self, name)!r}")
-        if len(self.beta) != 2 or not self.beta[0] >= self.beta[1] > 0:
-            raise ConfigError(f"reconstruct: beta must fall from one positive number to another, not {self.beta!r}")
+        _check_beta(self.beta)
 
     @property
     def unit_kind(self) -> str:
@@ -93,7 +93,18 @@ _LIMITS = (
 )
 
 
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether a value is a finite number."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _check_beta(beta: object) -> None:
+    pair = tuple(beta) if isinstance(beta, tuple | list) else ()
+    if len(pair) != 2 or not all(map(is_number, pair)) or not pair[0] >= pair[1] > 0:
+        raise ConfigError(f"reconstruct: beta must fall from one positive number to another, not {beta!r}")
+
+
 def _check_number(name: str, value: object, lowest: float, highest: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not lowest <= value <= highest:
+    if not is_number(value) or not lowest <= value <= highest:
         span = f"at least {lowest:g}" if highest == _MANY else f"from {lowest:g} to {highest:g}"
         raise ConfigError(f"reconstruct: {name} must be a number {span}, not {value!r}")

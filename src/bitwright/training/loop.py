@@ -110,6 +110,10 @@ def train(
         progress: show a progress bar; by default only on a terminal.
     """
     _check(model, epochs, distill)
+    for name, value in (("lr", lr), ("scale_lr", scale_lr), ("weight_decay", weight_decay), ("dampening", dampening)):
+        if value is not None and not 0.0 <= value < math.inf:
+            raise ConfigError(f"{name} must be a finite number of at least 0, not {value!r}")
+    _check_bits(bits, epochs)
     if batch_statistics:
         _check_sizes(model)
     teach = Distillation(model, temperature, teacher) if distill else None
@@ -239,6 +243,16 @@ def _check(model: nn.Module, epochs: int, distill: float) -> None:
     fixed = next((n for n, q in found.items() if getattr(q.method, "rounding", None) is not None), None)
     if fixed is not None:
         raise ConfigError(f"{fixed} has learned how to round weights, which training would move: train first")
+
+
+def _check_bits(bits: object, epochs: int) -> None:
+    """Refuse what does not name two numbers of bits for epochs that there are."""
+    for epoch, pair in bits.items() if isinstance(bits, Mapping) else [(None, bits)] if bits is not None else ():
+        if epoch not in range(epochs) or not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise ConfigError(
+                f"bits must be a mapping from epochs below {epochs} to the bits of weights and activations, such as "
+                f"{{0: (6, 6)}}, not {bits!r}"
+            )
 
 
 def _split(batch: Any, count: int) -> tuple[Any, Any]:  # noqa: ANN401
