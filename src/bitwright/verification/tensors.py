@@ -1,8 +1,8 @@
 """Compare a file's quantized tensors with the simulation's, layer by layer from equal inputs.
 
-At every quantizer the simulation computes its integers from what the *runtime* had upstream; after the comparison the
-runtime's integers take the place of the simulation's. So a difference is charged to the layer that makes it, and what
-the simulation returns differs from the file's outputs only by what comes after the last quantizers.
+At every quantizer the simulation computes its integers from the *runtime's* values upstream; after the comparison the
+runtime's integers replace the simulation's. So a difference is charged to the layer that causes it, and the
+simulation's outputs differ from the file's only by what comes after the last quantizers.
 """
 
 from collections import Counter
@@ -25,9 +25,9 @@ _UNKNOWN = "the file's record does not know this call of the quantizer"
 
 @contextmanager
 def rounding_by(model: nn.Module, rounding: Rounding) -> Iterator[None]:
-    """While it lasts, ask ``rounding`` at every call of a quantizer what it gives; None leaves it as it is.
+    """Inside, ask ``rounding`` for the result of every call of a quantizer; None leaves it unchanged.
 
-    It is given the quantizer's name, which of its calls this is, the quantizer, and the tensor to be quantized.
+    It receives the quantizer's name, the number of the call, the quantizer, and the tensor to be quantized.
     """
     calls: Counter[str] = Counter()
 
@@ -53,8 +53,8 @@ class TensorTally:
     """Adds up differences of quantized tensors over batches.
 
     Args:
-        entries: what the file's record says of its tensors.
-        stored: gives a tensor that the file stores.
+        entries: the entries of the file's record for its tensors.
+        stored: returns a tensor that the file stores.
     """
 
     def __init__(self, entries: tuple[ExportedTensor, ...], stored: Callable[[str], np.ndarray | None]) -> None:
@@ -68,11 +68,11 @@ class TensorTally:
 
     @property
     def watched(self) -> list[str]:
-        """The tensors that the runtime has to give out."""
+        """The tensors that the runtime must expose."""
         return [e.tensor for e in self._entries.values() if e.tensor and e.kind == "activation"]
 
     def deviating(self) -> ExportedTensor | None:
-        """The first computed tensor, so far, that is off by more than one step."""
+        """The first computed tensor so far that is off by more than one step."""
         for key, entry in self._entries.items():
             check = self._checks.get(key)
             if check is not None and check.kind == "activation" and (check.largest or 0) > 1:
@@ -87,12 +87,13 @@ class TensorTally:
         fused: Mapping[str, str] | None = None,
         untouched: Mapping[str, str] | None = None,
     ) -> Iterator[None]:
-        """While the model runs on one batch, compare its tensors with the runtime's, and go on from the runtime's.
+        """While the model runs on one batch, compare its tensors with the runtime's, and continue from the runtime's.
 
         Args:
             model: the simulation.
             given: the runtime's tensors.
-            fused: tensors that the runtime does not round, as they are part of a larger operator, and that operator.
+            fused: tensors that the runtime does not round because they are part of a larger operator, and that
+                operator.
             untouched: tensors that cannot be compared, with the reason.
         """
         self._fused, self._untouched = fused or {}, untouched or {}
@@ -114,7 +115,7 @@ class TensorTally:
             yield
 
     def checks(self) -> list[TensorCheck]:
-        """What was found about each quantizer of the file, in the order of the file."""
+        """The findings about each quantizer of the file, in file order."""
         made = []
         for key, entry in self._entries.items():
             check = self._checks.pop(key, None) or TensorCheck(entry.name, kind=entry.kind)
@@ -162,7 +163,7 @@ class TensorTally:
         ours: Tensor,
         given: np.ndarray | None,
     ) -> Tensor | None:
-        """Compare integers, or fp8 numbers, and return the runtime's; None, with the reason, where that cannot be."""
+        """Compare integers, or fp8 numbers, and return the runtime's, or None if that is impossible."""
         if given is None:
             return _give_up(check, "the runtime does not expose it")
         theirs = torch.from_numpy(np.array(given.view(np.uint8) if "float8" in given.dtype.name else given))
@@ -204,7 +205,7 @@ def _add(check: TensorCheck, gap: Tensor) -> None:
 
 
 def _steps(stored: Tensor) -> Tensor:
-    """Integers as they are; of fp8 the place among the numbers of the format, so that neighbours differ by one."""
+    """Integers unchanged; for fp8, the rank among the format's numbers, so that neighbours differ by one."""
     if not stored.is_floating_point():
         return stored.to(torch.int64)
     bits = stored.view(torch.uint8).to(torch.int32)

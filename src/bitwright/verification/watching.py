@@ -1,8 +1,8 @@
 """Watch a file's tensors without changing what the runtime computes.
 
-A tensor that is given out cannot be fused away: watched, a runtime may compute other values than it does for users.
-So what is watched must leave the outputs as they are, and unrounded what is unrounded; what cannot be watched is named,
-with the reason.
+A tensor that is an output cannot be fused away, so a watched runtime may compute other values than it does for users.
+Watching must therefore leave the outputs unchanged, and keep unrounded what is unrounded. Tensors that cannot be
+watched are named, with the reason.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,14 +14,14 @@ from bitwright.exporting import FileNode, LoadedFile
 from bitwright.verification.outputs import as_tensor, difference, magnitude
 from bitwright.verification.runtimes.base import Arrays, Executed, Runtime, Session
 
-_SAME = 1e-6  # a share of an output's magnitude; one step of one value, anywhere, makes more
+_SAME = 1e-6  # share of an output's magnitude; one step of any value makes a larger difference
 _MOST_TRIES = 48
-_MOST_BYTES = 2**31  # of files in sessions that are open at once
+_MOST_BYTES = 2**31  # bytes of files in sessions that are open at once
 
 
 @dataclass
 class View:
-    """A session that gives out some tensors of a file."""
+    """A session that exposes some tensors of a file."""
 
     file: LoadedFile
     tensors: list[str]
@@ -36,10 +36,10 @@ class View:
 
 @dataclass
 class Watch:
-    """Gives out tensors of a file.
+    """Exposes tensors of a file.
 
     Attributes:
-        views: the sessions that do so, each a part of the tensors.
+        views: the sessions that do so, each for some of the tensors.
         fused: tensors that the runtime computes as part of a larger operator, unrounded, with that operator.
         untouched: tensors that the runtime does not compute as usual when watched, with the reason.
     """
@@ -54,14 +54,14 @@ class Watch:
 
 
 class Watcher:
-    """Finds out what of a file can be watched in a runtime.
+    """Finds out which tensors of a file can be watched in a runtime.
 
     Args:
         runtime: the runtime.
         file: the file.
         feeds: a batch.
-        results: the outputs on it, of the file as it is.
-        executed: what the runtime executed for it.
+        results: the outputs of the unchanged file on it.
+        executed: the operators that the runtime executed for it.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Watcher:
         self.tries = 0
 
     def watch(self, tensors: Sequence[str]) -> Watch:
-        """Watch as many of the tensors as can be."""
+        """Watch as many of the tensors as possible."""
         wanted = list(dict.fromkeys(tensors))
         if not wanted:
             return Watch()
@@ -90,7 +90,7 @@ class Watcher:
         views = self._transparent([t for t in wanted if t not in self.fused and t not in overwritten])
         views += [view for t in wanted if t in overwritten for view in self._beginning(t)]
         if not views:
-            return Watch([whole])  # nothing can be watched as it is: the comparison of outputs will tell
+            return Watch([whole])  # nothing can be watched unchanged: the comparison of outputs will tell
         seen = {t for view in views for t in view.tensors}
         why = f"{self.runtime.name} computes other values while it is watched; its readers were compared"
         return Watch(views, self.fused, {t: why for t in wanted if t not in self.fused and t not in seen})
@@ -109,7 +109,7 @@ class Watcher:
         return view, same and (not self.fused or self._fuses(view.file, self.fused))
 
     def _transparent(self, tensors: list[str]) -> list[View]:
-        """Watch the tensors such that the outputs stay the same, all at once or in parts found by halving."""
+        """Watch the tensors without changing the outputs, all at once or in parts found by halving."""
         if not tensors or not self._may_try():
             return []
         view, same = self._try(tensors)
@@ -121,7 +121,7 @@ class Watcher:
         return [*self._transparent(tensors[:half]), *self._transparent(tensors[half:])]
 
     def _beginning(self, tensor: str) -> list[View]:
-        """Watch a tensor as the result of what comes before it: there, nothing can overwrite it or be fused with it."""
+        """Watch a tensor as the result of what precedes it, where nothing can overwrite it or be fused with it."""
         count = next((i + 1 for i, node in enumerate(self.nodes) if tensor in node.outputs), 0)
         file = self.file.beginning(count) if count and self._may_try() else None
         if file is None or tensor not in file.outputs:
@@ -131,7 +131,7 @@ class Watcher:
         return [view] if tensor in view(self.feeds) and self._fuses(file, before) else []
 
     def _fuses(self, file: LoadedFile, tensors: Iterable[str]) -> bool:
-        """Whether just these tensors are unrounded in a file: what was not rounded must not be rounded now."""
+        """Whether exactly these tensors are unrounded in a file, so that nothing is rounded that was not before."""
         return set(_fused(self.named, self.runtime.profile(file, self.feeds))) == set(tensors)
 
 
@@ -144,10 +144,10 @@ def _same(expected: np.ndarray, seen: np.ndarray | None) -> bool:
 
 
 def _as_named(nodes: list[FileNode], inputs: Iterable[str], outputs: Iterable[str]) -> list[FileNode]:
-    """The nodes as OpenVINO's names tell of them.
+    """The nodes, as far as OpenVINO's names identify them.
 
-    A sum that adds a stored bias to a convolution's result is part of that, and a quantizer whose values are a result
-    goes by the name of what dequantizes them.
+    A sum that adds a stored bias to a convolution's result is part of the convolution, and a quantizer whose values are
+    a result has the name of its dequantizer.
     """
     computed, convolved, results, kept = set(inputs), set[str](), set(outputs), list[FileNode]()
     for node in nodes:
@@ -161,10 +161,10 @@ def _as_named(nodes: list[FileNode], inputs: Iterable[str], outputs: Iterable[st
 
 
 def _fused(nodes: list[FileNode], executed: list[Executed]) -> dict[str, str]:
-    """The integers that a convolution makes on the way to its result without rounding, with what it computes.
+    """The integers inside a convolution that are not rounded on the way to its result, with what it computes.
 
-    OpenVINO rounds where it joins a quantizer with others, but for one case: a convolution that adds another tensor
-    to its quantized result itself, and quantizes it again.
+    OpenVINO rounds where it fuses a quantizer with other operators, except in one case: a convolution that itself adds
+    another tensor to its quantized result, and quantizes it again.
     """
     found = {}
     for members in _members(nodes, executed):
@@ -175,7 +175,7 @@ def _fused(nodes: list[FileNode], executed: list[Executed]) -> dict[str, str]:
 
 
 def _overwritten(nodes: list[FileNode], executed: list[Executed]) -> set[str]:
-    """The integers that a convolution overwrites: those that it adds to its own result."""
+    """The integers that a convolution overwrites, because it adds them to its own result."""
     dequantized = {node.outputs[0]: node.inputs[0] for node in nodes if node.type == "DequantizeLinear"}
     found = set()
     for first, *rest in _members(nodes, executed):

@@ -39,7 +39,7 @@ _FACTORIES = (
     *("hann_window", "hamming_window", "blackman_window", "bartlett_window", "kaiser_window"),
     *_RANDOM,
 )
-_RECORDED = (torch.Tensor, list, dict, set, deque)  # what is recorded if a module is asked for it
+_RECORDED = (torch.Tensor, list, dict, set, deque)  # attributes to record when a module is asked for them
 _Wrap = Callable[[Any], Any]
 
 
@@ -111,7 +111,7 @@ class _Patches:
 
 @contextmanager
 def capturing() -> Iterator[None]:
-    """Let this thread compute attention as in training.
+    """Make this thread compute attention as in training.
 
     The fast path of attention for inference rounds differently from the operations that are recorded.
     """
@@ -125,7 +125,7 @@ def capturing() -> Iterator[None]:
 
 @contextmanager
 def recording(tracer: Any) -> Iterator[None]:
-    """Let ``tracer`` see every call of a module, read of a parameter and new tensor of this thread."""
+    """Show ``tracer`` every call of a module, read of a parameter and new tensor of this thread."""
     with capturing(), _RECORD():
         before, _thread.tracer = _thread.tracer, tracer
         try:

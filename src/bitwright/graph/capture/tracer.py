@@ -45,7 +45,7 @@ class ValueTracer(fx.Tracer):
         self.guards: dict[tuple[fx.Node, str], Guard] = {}
         self.failed_in: str | None = None
         self.evaluating = False
-        self._failure: Exception | None = None  # the first, even if the user's code catches it and goes on
+        self._failure: Exception | None = None  # the first, even if the user's code catches it and continues
         self._scope: list[str] = [""]
         self._inputs: dict[str, Any] = {}
         self._attributes: dict[str, Any] = {}
@@ -340,7 +340,7 @@ def stop_gradients(graph: fx.Graph) -> None:
 
 
 def _detach(node: fx.Node) -> None:
-    """Let those who read a node outside of its ``no_grad`` block read it detached."""
+    """Make readers of a node outside its ``no_grad`` block read it detached."""
     outside = [user for user in node.users if facts(user).grad]
     with node.graph.inserting_after(node):
         detached = node.graph.call_method("detach", (node,))
@@ -372,7 +372,7 @@ _NOTHING: frozenset[int] = frozenset()
 
 
 def _memory(value: Any) -> frozenset[int]:
-    """Where in memory a tensor, or those in a container, lie: by this a view is known from a new tensor."""
+    """Where a tensor, or those in a container, are in memory, which tells a view from a new tensor."""
     if isinstance(value, torch.Tensor):
         return frozenset({value.untyped_storage().data_ptr()} - {0}) if value.layout is torch.strided else _NOTHING
     return _NOTHING.union(*map(_memory, tensors_in(value)))

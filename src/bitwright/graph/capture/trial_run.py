@@ -1,4 +1,4 @@
-"""Run a model as if it had not been run: always the same random numbers, and its state is put back."""
+"""Run a model without a trace: always with the same random numbers, and with its state restored."""
 
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -19,11 +19,11 @@ _UNCHANGED = (bool, int, float, str, type(None), torch.Size, tuple)
 
 @dataclass
 class TrialRun:
-    """What a run did to a model's state, known once it is over.
+    """What a run did to a model's state, known afterwards.
 
     Attributes:
-        changed: the modules whose state is another one.
-        filled: which of their attributes are lists, dicts and the like that hold other things.
+        changed: the modules whose state changed.
+        filled: which of their attributes are lists, dicts and the like with other contents.
     """
 
     changed: set[nn.Module] = field(default_factory=set)
@@ -32,13 +32,13 @@ class TrialRun:
 
 @contextmanager
 def trial_run(model: nn.Module, origin: Mapping[int, torch.Tensor] | None = None) -> Iterator[TrialRun]:
-    """Put back attributes, buffers, and what lists and dicts of modules hold, however the run ends.
+    """Restore attributes, buffers, and the contents of modules' lists and dicts, however the run ends.
 
     One thread at a time: each run begins from the same random numbers.
 
     Args:
         model: the model that will be run.
-        origin: by the id of a tensor, another one that holds its value, so that it need not be copied.
+        origin: by the id of a tensor, another one with its value, so that it need not be copied.
     """
     record = TrialRun()
     modules = [m for m in model.modules() if not isinstance(m, torch.jit.ScriptModule)]
@@ -71,7 +71,7 @@ class _State:
         self.tensors = [(t, _place(t), origin[id(t)] if id(t) in origin else t.clone()) for t in tensors]
 
     def restore(self) -> tuple[bool, set[str]]:
-        """Put everything back; say whether attributes or tensors had changed, and which containers had."""
+        """Restore everything; return whether attributes or tensors had changed, and which containers had."""
         changed = False
         now = self.module.__dict__
         if _ids(now) != self.ids or [*now] != [*self.attributes]:
@@ -88,13 +88,13 @@ class _State:
 
 
 def _ids(attributes: dict[str, Any]) -> list[int]:
-    """Of everything a module holds; each is alive as long as the state that remembers it."""
+    """The ids of everything a module holds, all alive as long as the state that remembers them."""
     modules, parameters, buffers = (attributes[kind].values() for kind in _KINDS)
     return [*map(id, (*attributes.values(), *modules, *parameters, *buffers))]
 
 
 def _place(tensor: torch.Tensor) -> tuple[int, int]:
-    """Changes when a tensor is written to, or is given other memory."""
+    """A key that changes when a tensor is written to or gets other memory."""
     return version_of(tensor), tensor.data_ptr() if tensor.layout is torch.strided else 0
 
 
@@ -110,7 +110,7 @@ def _snapshot(value: Any, depth: int = 0) -> list[tuple[Any, Any]]:
 
 
 def _restore(container: Any, held: Any) -> bool:
-    """Let a container hold what it held; say whether that had changed."""
+    """Restore a container's contents; return whether they had changed."""
     if len(container) == len(held) and all(a is b for a, b in zip(_flat(container), _flat(held), strict=True)):
         return False
     container.clear()

@@ -1,4 +1,4 @@
-"""Take off a copied model what it is wrapped in: ``torch.compile``, and weights that are computed at every call.
+"""Unwrap a copied model: remove ``torch.compile``, and weights that are computed at every call.
 
 In evaluation a parametrized weight (``torch.nn.utils.parametrizations``, the older ``weight_norm`` and
 ``spectral_norm``) is the same at every call. It is computed once and becomes a plain parameter, so that its layer can

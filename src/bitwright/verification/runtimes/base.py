@@ -25,7 +25,7 @@ RUNS = 5
 """Of a file whose operators are timed, after the first."""
 RUNTIMES: Registry[type["Runtime"]] = Registry("runtime")
 
-# What runtimes call the operators that only move values, and those that only change their type.
+# Runtimes' names for operators that only move values, and for those that only change their type.
 _MOVEMENTS = {
     *("Reshape", "Transpose", "Concat", "Concatenation", "QLinearConcat", "Split", "SplitToSequence", "VariadicSplit"),
     *("Slice", "StridedSlice", "Gather", "GatherND", "GatherElements", "ScatterND", "ScatterElements", "ScatterUpdate"),
@@ -40,7 +40,7 @@ _CONVERSIONS = {
 
 
 def role_of(kind: str, *, index: bool) -> Role:
-    """The role of what a runtime calls ``kind``; ``index`` says that it computes neither floats nor bytes."""
+    """The role of a runtime's operator ``kind``; with ``index``, it computes neither floats nor bytes."""
     if kind in _MOVEMENTS:
         return "movement"
     if kind in _CONVERSIONS:
@@ -53,11 +53,11 @@ class Executed:
     """One operator that a runtime executed.
 
     Attributes:
-        runs_as: what the runtime calls it.
+        runs_as: the runtime's name for it.
         role: whether it computes, only moves values, converts them to or from integers, or computes indices and sizes.
         integer: whether it computes on integers of at most 8 bits.
-        nodes: the names of the file's operators that it stands for, as far as the runtime tells.
-        microseconds: how long it took.
+        nodes: the names of the file's operators that it covers, as far as the runtime tells.
+        microseconds: its time.
     """
 
     runs_as: str
@@ -71,15 +71,15 @@ class Runtime(ABC):
     """A program that executes files.
 
     Attributes:
-        name: how users and backends choose it.
-        package: the Python package that it is.
-        extra: the extra of Bitwright that installs it.
+        name: its name for users and backends.
+        package: its Python package.
+        extra: the Bitwright extra that installs it.
         formats: the formats that it executes.
-        settings: what sessions are told beyond the runtime's defaults, so that they compute in float32.
+        settings: settings of sessions beyond the runtime's defaults, so that they compute in float32.
         reasons: why an operator of the file cannot run in integers here, by its type.
-        isolated: whether files run in a process of their own, so that a crash is not ours. It holds for the class that
-            sets it, which must be at the top of an importable module; not for classes derived from it.
-        stands_in: whether it is in the place of a target that is not here: its values count, not its kernels and speed.
+        isolated: whether files run in a child process, so that a crash does not end ours. It applies to the class that
+            sets it, which must be at the top level of an importable module, but not to subclasses.
+        stands_in: whether it represents a target that is not here: its values count, but not its kernels and speed.
         timeout: seconds that the runtime may take for one step before it counts as hung.
     """
 
@@ -115,17 +115,17 @@ class Runtime(ABC):
         """Load a file and return a function from inputs to outputs by name.
 
         Args:
-            file: what a format of this runtime has read.
-            threads: how many to use; 0 leaves that to the runtime.
-            as_is: leave out ``settings``, as a user does who only opens the file.
+            file: a file read by a format of this runtime.
+            threads: number of threads; 0 leaves it to the runtime.
+            as_is: leave out ``settings``, like a user who just opens the file.
         """
 
     @abstractmethod
     def executed(self, file: Any, feeds: Mapping[str, np.ndarray]) -> list[Executed]:  # noqa: ANN401
-        """Run a file once and tell every operator that was executed."""
+        """Run a file once and return every executed operator."""
 
     def open(self, file: Any, threads: int = 0, *, as_is: bool = False) -> Session:  # noqa: ANN401
-        """Load a file as ``session`` does; what fails, or gives anything but arrays by name, raises a VerifyError."""
+        """Like ``session``, but failures, and results other than arrays by name, raise a VerifyError."""
         if file.format not in self.formats:
             raise VerifyError(f"{self.name} executes {', '.join(self.formats)}, not {file.format}")
         with self._failures("refuses the file"):
@@ -142,7 +142,7 @@ class Runtime(ABC):
         return run
 
     def checked(self, results: Any) -> Arrays:  # noqa: ANN401
-        """What a session gave, if it is arrays by name."""
+        """The results of a session, if they are arrays by name."""
         if not isinstance(results, Mapping):
             raise VerifyError(f"{self.name} returned {type(results).__name__} for the outputs, not arrays by name")
         for name, value in results.items():
@@ -152,7 +152,7 @@ class Runtime(ABC):
         return dict(results)
 
     def profile(self, file: Any, feeds: Mapping[str, np.ndarray]) -> list[Executed]:  # noqa: ANN401
-        """Tell what ``executed`` tells; what fails, or tells anything else, raises a VerifyError."""
+        """Like ``executed``, but failures and wrong results raise a VerifyError."""
         with self._failures("cannot tell what it executed"):
             found = child_of(self).executed(file, feeds, self.timeout) if self._apart else self.executed(file, feeds)
         if not isinstance(found, list) or not all(isinstance(e, Executed) for e in found):
@@ -162,14 +162,14 @@ class Runtime(ABC):
         return found
 
     def race(self, files: Sequence[Any], feeds: Mapping[str, np.ndarray], *, as_is: bool = False) -> list[float]:
-        """Run files in turn on one thread; return the least seconds that each took."""
+        """Run files in turn on one thread; return the minimum seconds of each."""
         with self._failures("cannot time the file"):
             if self._apart:
                 return child_of(self).best_times(files, feeds, self.timeout, as_is=as_is)
             return self.best_times(files, feeds, as_is=as_is)
 
     def peak_memory(self, file: Any, feeds: Mapping[str, np.ndarray]) -> int | None:  # noqa: ANN401
-        """The bytes that loading a file and running it once take at most, in a fresh process; None if not known."""
+        """The peak bytes for loading a file and running it once, in a fresh process; None if unknown."""
         if not self._apart:
             return None
         child = Child(type(self).__module__, type(self).__qualname__)
@@ -193,7 +193,7 @@ class Runtime(ABC):
 
     @property
     def _apart(self) -> bool:
-        """Whether files run in a process of their own: for classes that say so themselves and can be imported there."""
+        """Whether files run in a child process: for classes that set this themselves and can be imported there."""
         return os.name == "posix" and vars(type(self)).get("isolated", False)
 
     @contextmanager
@@ -208,17 +208,17 @@ class Runtime(ABC):
             raise VerifyError(f"{self.name} {what}: {self.words_of(error)}") from error
 
     def words_of(self, error: Exception) -> str:
-        """The line of an error that tells most: the first."""
+        """The most informative line of an error: the first."""
         return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
     def default_precision(self) -> str:
-        """What this runtime computes float parts in on this machine unless told otherwise; empty for float32."""
+        """The default precision of float parts in this runtime on this machine; empty for float32."""
         return ""
 
 
 @contextmanager
 def loadable(file: Any) -> Iterator[Any]:  # noqa: ANN401
-    """What a runtime loads: the bytes of a file, or the path of the first of several in a folder of their own."""
+    """What a runtime loads: the bytes of a file, or the path of the first of several in their own folder."""
     parts = file.shipped()
     if len(parts) == 1:
         yield next(iter(parts.values()))
@@ -230,5 +230,5 @@ def loadable(file: Any) -> Iterator[Any]:  # noqa: ANN401
 
 
 def register_runtime(name: str, *, override: bool = False) -> Callable[[type[Runtime]], type[Runtime]]:
-    """File a runtime under a name."""
+    """Register a runtime under a name."""
     return RUNTIMES.register(name, override=override)

@@ -1,4 +1,4 @@
-"""inductor: torch's compiler, which joins torch's quantizers with oneDNN's integer kernels on x86 CPUs."""
+"""inductor: torch's compiler, which fuses torch's quantizers into oneDNN's integer kernels on x86 CPUs."""
 
 import hashlib
 import json
@@ -50,7 +50,7 @@ class Inductor(Runtime):
         return torch.__version__.partition("+")[0]
 
     def session(self, file: Any, threads: int = 0, *, as_is: bool = False) -> Session:  # noqa: ANN401
-        """Load a file; it is compiled when it runs first."""
+        """Load a file, which is compiled on its first run."""
         import torch
 
         compiled = self._of(file)
@@ -63,7 +63,7 @@ class Inductor(Runtime):
         return run
 
     def executed(self, file: Any, feeds: Mapping[str, np.ndarray]) -> list[Executed]:  # noqa: ANN401
-        """The operators that are left when inductor has joined what it joins; it does not time them one by one."""
+        """The operators left after inductor's fusion; it does not time them one by one."""
         compiled = self._of(file)
         compiled(feeds)
         return compiled.executed()
@@ -77,7 +77,7 @@ class Inductor(Runtime):
 
 
 class _Compiled:
-    """A program, compiled, and what inductor made of its graph."""
+    """A compiled program, and its graph after inductor."""
 
     def __init__(self, content: bytes, how: dict[str, Any], outputs: list[str]) -> None:
         import torch
@@ -105,7 +105,7 @@ class _Compiled:
         self.left = [n for n in graph.nodes if n.op == "call_function"]
 
     def executed(self) -> list[Executed]:
-        """What is left of the program's operators."""
+        """The program's remaining operators."""
         return [self._executed(node) for node in self.left]
 
     def _executed(self, node: Any) -> Executed:  # noqa: ANN401
@@ -123,13 +123,13 @@ class _Compiled:
         return Executed(kind, "index" if index else "compute", False, self._sources(node))
 
     def _sources(self, node: Any) -> tuple[str, ...]:  # noqa: ANN401
-        """The program's operators that one of inductor's stands for: those of its module, or before its quantizer."""
+        """The program's operators that one of inductor's covers: those of its module, or before its quantizer."""
         from bitwright.exporting.torch_program.build import kind_of, module_of
 
         same = [n for n in self.module.graph.nodes if n.op == "call_function" and module_of(n) == module_of(node)]
         own = [n for n in same if kind_of(n) not in ("QuantizeLinear", "DequantizeLinear")]
         found = own or same[:1]
-        while found and not own:  # a layer that was joined with the quantizer of its result
+        while found and not own:  # a layer fused with the quantizer of its result
             before = found[-1].all_input_nodes[:1]
             if not before or before[0].op != "call_function" or kind_of(before[0]) == "DequantizeLinear":
                 break
@@ -140,7 +140,7 @@ class _Compiled:
 
 
 def _give_out(module: Any, names: list[str]) -> None:  # noqa: ANN401
-    """Let a module take and return tensors one by one, and return some of its graph, too."""
+    """Make a module take and return tensors one by one, and also return some of its graph."""
     from torch.fx.graph import CodeGen
 
     nodes = {n.name: n for n in module.graph.nodes}
@@ -151,7 +151,7 @@ def _give_out(module: Any, names: list[str]) -> None:  # noqa: ANN401
 
 
 def _leave_out_quantizers(module: Any) -> None:  # noqa: ANN401
-    """Let those who read a tensor's dequantized integers read the tensor itself, and store weights in float."""
+    """Make readers of a tensor's dequantized integers read the tensor itself, and store weights in float."""
     from bitwright.exporting.torch_program.build import kind_of
 
     graph = module.graph

@@ -1,4 +1,4 @@
-"""onnxruntime: what it really executes is read from the profile of a run, and from the graph it has optimized."""
+"""onnxruntime: what it actually executes is read from the profile of a run, and from its optimized graph."""
 
 import json
 import math
@@ -51,7 +51,7 @@ class OnnxRuntime(Runtime):
         return onnxruntime.__version__
 
     def session(self, file: "OnnxFile", threads: int = 0, *, as_is: bool = False) -> Session:
-        """Load a file; one with an LSTM that finds ranges for one thread, which finds them for the whole batch."""
+        """Load a file; one with an LSTM that finds ranges gets one thread, to find them for the whole batch."""
         finds_ranges = any(node.op_type == "DynamicQuantizeLSTM" for node in file.proto.graph.node)
         loaded = self._load(file, self._options(threads or int(finds_ranges)))
         names = [o.name for o in loaded.get_outputs()]
@@ -62,7 +62,7 @@ class OnnxRuntime(Runtime):
         return run
 
     def executed(self, file: "OnnxFile", feeds: Mapping[str, np.ndarray]) -> list[Executed]:
-        """Run with a profile; times are the least of all runs but the first, which is slow."""
+        """Run with a profile; times are the minimum of all runs except the slow first one."""
         import onnx
 
         with scratch_folder(tempfile.gettempdir()) as folder:
@@ -96,7 +96,7 @@ class OnnxRuntime(Runtime):
 
 
 def _best_run(events: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The operators of the last of the runs in a profile, each with the least time of all runs but the first."""
+    """The operators of the last run in a profile, each with its minimum time over all runs except the first."""
     begins = sorted(e["ts"] for e in events if e.get("name") == "model_run")
     nodes = [e for e in events if e.get("cat") == "Node" and "op_name" in e.get("args", {})]
     least: dict[str, float] = {}
@@ -121,12 +121,12 @@ def _types(described: list[dict[str, Any]]) -> list[str]:
 
 
 class _Sources:
-    """Tells which operators of the file a node of the optimized graph stands for.
+    """Finds the operators of the file that a node of the optimized graph covers.
 
-    It is the node of its name, and all that lies in the file between what it makes and what is known in the optimized
-    graph too. Integers that are made for others end the search: onnxruntime renames them when it changes their type.
-    Where it has renamed the node and what it makes, as in another layout, the constants that it reads tell, or what it
-    is named after.
+    These are the node of its name, and everything in the file between its result and tensors that also exist in the
+    optimized graph. Integers made for others end the search, because onnxruntime renames them when it changes their
+    type. If it renamed the node and its result, as for another layout, the constants that it reads identify it, or the
+    node it is named after.
     """
 
     def __init__(self, file: "onnx.ModelProto", optimized: "onnx.ModelProto") -> None:
@@ -155,13 +155,13 @@ class _Sources:
         return tuple(dict.fromkeys(alone))
 
     def _by_reader(self, node: "onnx.NodeProto | None") -> tuple[str, ...]:
-        """What the change of layout after it stands for, to which onnxruntime has given the name of its result."""
+        """The operators covered by the layout change after it, to which onnxruntime gave the name of its result."""
         made = set(node.output) if node is not None else set()
         after = [n.name for n in self._nodes.values() if n.op_type == "ReorderOutput" and made.intersection(n.input)]
         return self.of(after[0]) if after else ()
 
     def _by_name(self, name: str) -> tuple[str, ...]:
-        """The node after which onnxruntime has named a new one."""
+        """The node after which onnxruntime named a new one."""
         while name and name not in self._names:
             name = name.rpartition("_")[0]
         return (name,) if name else ()
@@ -170,7 +170,7 @@ class _Sources:
 def _readers_of_constants(file: "onnx.ModelProto") -> dict[str, set[str]]:
     """The names of the operators that read each constant, dequantized where it is stored as integers."""
     readers: dict[str, set[str]] = {i.name: set() for i in file.graph.initializer}
-    behind: dict[str, list[str]] = {}  # what a dequantized constant is made of
+    behind: dict[str, list[str]] = {}  # inputs of a dequantized constant
     for node in file.graph.node:
         if node.op_type == "DequantizeLinear" and node.input[0] in readers:
             behind[node.output[0]] = [i for i in node.input if i in readers]

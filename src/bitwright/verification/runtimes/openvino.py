@@ -1,4 +1,4 @@
-"""OpenVINO: what it really executes is read from its runtime model and the counters of a run."""
+"""OpenVINO: what it actually executes is read from its runtime model and the counters of a run."""
 
 import math
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _BYTES = {"u8", "i8", "u4", "i4", "u1"}
 _INDICES = {"i32", "i64", "u32", "u64", "boolean"}
-_NEW_NAME = "/"  # what OpenVINO makes of one node is named after it, with this between
+_NEW_NAME = "/"  # separates the node's name from the suffix of what OpenVINO derives from it
 
 
 @register_runtime("openvino")
@@ -56,7 +56,7 @@ class OpenVino(Runtime):
         return run
 
     def executed(self, file: "OnnxFile", feeds: Mapping[str, np.ndarray]) -> list[Executed]:
-        """Read the runtime model, which has what is left after fusing; times are the least of several runs."""
+        """Read the runtime model, which has the operators left after fusing; times are the minimum of several runs."""
         compiled = self._compile(file, {**self.settings, "PERF_COUNT": "YES"}, 1)
         request = compiled.create_infer_request()
         times: dict[str, float] = {}
@@ -84,7 +84,7 @@ class OpenVino(Runtime):
         return found
 
     def default_precision(self) -> str:
-        """What the CPU plug-in computes in by default."""
+        """The default precision of the CPU plug-in."""
         import openvino
 
         hint = openvino.Core().get_property("CPU", "INFERENCE_PRECISION_HINT")
@@ -92,7 +92,7 @@ class OpenVino(Runtime):
         return "" if name in ("f32", "dynamic", "") else name
 
     def words_of(self, error: Exception) -> str:
-        """The last line: those before tell where in OpenVINO it happened."""
+        """The last line; those before say where in OpenVINO it happened."""
         return (str(error).strip().splitlines() or [type(error).__name__])[-1]
 
     def _compile(self, file: "OnnxFile", settings: dict[str, Any], threads: int) -> Any:  # noqa: ANN401
@@ -106,7 +106,7 @@ class OpenVino(Runtime):
 
 
 def _source(name: str, known: Mapping[str, str]) -> str:
-    """The node or tensor of the file that a name of OpenVINO's comes from: itself, or the longest it begins with."""
+    """The node or tensor of the file behind a name of OpenVINO's: itself, or the longest it starts with."""
     while name and name not in known:
         name = name.rpartition(_NEW_NAME)[0]
     return name

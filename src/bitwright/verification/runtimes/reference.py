@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 @register_runtime("reference")
 class Reference(OnnxRuntime):
-    """Every operator as ONNX defines it, quantizers among them: values as on the target, kernels of nobody."""
+    """Every operator as ONNX defines it, including quantizers: the target's values, but nobody's kernels."""
 
     name = "reference"
     isolated = True
     stands_in = True
 
     def executed(self, file: "OnnxFile", feeds: Mapping[str, np.ndarray]) -> list[Executed]:
-        """Nothing that tells of the target."""
+        """Nothing, as this would not represent the target."""
         return []
 
     def _options(self, threads: int) -> Any:  # noqa: ANN401
