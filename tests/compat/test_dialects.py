@@ -333,7 +333,7 @@ def test_mqbench_as_yaml(tmp_path):
         (
             "a.py",
             "extra_config = dict(leaf_module=[operatr.add])",
-            r"a.py:1: the name 'operatr.add' means nothing: did",
+            r"a.py:1: the name 'operatr.add' is not known: did",
         ),
         ("a.py", "extra_config = dict(leaf_module=[BackendType.X])", r"a.py:1: BackendType has no 'X'"),
         ("a.py", "extra_config = open('x')", r"a.py:1: 'open\('x'\)' is not allowed"),

@@ -99,7 +99,7 @@ def test_another_type_of_weights(folder):
 
 
 def test_a_model_that_is_none(folder):
-    with pytest.raises(SaveError, match="gave a int, not a"):
+    with pytest.raises(SaveError, match="returned a int, not a"):
         bw.load(folder, lambda: 7)
     with pytest.raises(SaveError, match="not str"):
         bw.load(folder, "net")

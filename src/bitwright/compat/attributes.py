@@ -1,5 +1,6 @@
 """ConfigDict: settings with access by attribute and by item."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from bitwright.errors import suggest
@@ -16,12 +17,12 @@ class ConfigDict(dict[str, Any]):
     def __setattr__(self, name: str, value: Any) -> None:
         self[name] = value
 
-
-def wrap(value: Any) -> Any:
-    """The same settings, with attribute access for every dict in them."""
-    if isinstance(value, dict):
-        return ConfigDict({key: wrap(item) for key, item in value.items()})
-    return type(value)(map(wrap, value)) if isinstance(value, list | tuple) else value
+    @classmethod
+    def of(cls, value: Any) -> Any:
+        """The same settings, every mapping in them as one of this class."""
+        if isinstance(value, Mapping):
+            return cls({key: cls.of(item) for key, item in value.items()})
+        return type(value)(map(cls.of, value)) if isinstance(value, list | tuple) else value
 
 
 def plain(value: Any) -> Any:

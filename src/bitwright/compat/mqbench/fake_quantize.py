@@ -4,17 +4,11 @@ import torch
 from torch import Tensor, nn
 
 from bitwright.compat.old_paths import add_paths
+from bitwright.compat.schemes import qscheme_of
 from bitwright.methods import METHODS
 from bitwright.observers import Observer
 from bitwright.quantizer import TensorQuantizer, quantizers
 from bitwright.spec import PerChannel
-
-_QSCHEMES = {
-    (False, True): torch.per_tensor_symmetric,
-    (False, False): torch.per_tensor_affine,
-    (True, True): torch.per_channel_symmetric,
-    (True, False): torch.per_channel_affine,
-}
 
 
 class QuantizeBase(TensorQuantizer):
@@ -27,7 +21,7 @@ class QuantizeBase(TensorQuantizer):
     is_symmetric_quant = property(lambda self: self.spec.symmetric)
     is_per_channel = property(lambda self: isinstance(self.spec.granularity, PerChannel))
     dtype = property(lambda self: torch.qint8 if self.spec.format.signed else torch.quint8)
-    qscheme = property(lambda self: _QSCHEMES[self.is_per_channel, self.is_symmetric_quant])
+    qscheme = property(lambda self: qscheme_of(self.spec))
 
     @property
     def ch_axis(self) -> int:

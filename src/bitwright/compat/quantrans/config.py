@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any, Self
 
-from bitwright.compat.attributes import ConfigDict, wrap
+from bitwright.compat.attributes import ConfigDict
 from bitwright.compat.literals import attribute, read_assignments
 from bitwright.compat.quantrans.quantops.options import Qmodes
 from bitwright.errors import ConfigError
@@ -25,7 +25,7 @@ class Config(ConfigDict):
             found = read_assignments(path, _resolve)
         if "_base_" in found:
             raise ConfigError(f"the config {str(path)!r} has '_base_', which is not read: put all settings in one file")
-        return cls({name: wrap(value) for name, value in found.items()})
+        return cls({name: ConfigDict.of(value) for name, value in found.items()})
 
 
 def _resolve(name: str) -> Any:

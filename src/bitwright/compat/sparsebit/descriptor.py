@@ -5,17 +5,11 @@ from typing import Any
 
 import torch
 
+from bitwright.compat.schemes import qscheme_of
 from bitwright.compat.sparsebit.defaults import LAYOUTS
 from bitwright.compat.sparsebit.tensors import read_tensor
 from bitwright.errors import ConfigError
 from bitwright.spec import PerTensor, QuantSpec
-
-_SCHEMES = {
-    (True, True): torch.per_tensor_symmetric,
-    (True, False): torch.per_tensor_affine,
-    (False, True): torch.per_channel_symmetric,
-    (False, False): torch.per_channel_affine,
-}
 
 
 class QuantDescriptor:
@@ -73,7 +67,7 @@ class QuantDescriptor:
     @property
     def scheme(self) -> torch.qscheme:
         """The scheme by torch's name."""
-        return _SCHEMES[not self.is_perchannel, self.is_symmetric]
+        return qscheme_of(self.spec)
 
     def __str__(self) -> str:
         return str(self.spec)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from bitwright.compat.sparsebit.descriptor import QuantDescriptor
-from bitwright.compat.sparsebit.quantization.quant_config import as_node
+from bitwright.compat.sparsebit.quantization.quant_config import CfgNode
 from bitwright.errors import CalibrationError
 from bitwright.methods.base import Method
 from bitwright.observers.base import Observer
@@ -176,9 +176,9 @@ def fit(cls: type, takes_qdesc: bool) -> None:
         if not isinstance(spec, QuantSpec):  # a class derived from this one calls it as it was written
             made(self, spec, config) if takes_qdesc else made(self, spec)
         elif takes_qdesc:
-            made(self, as_node(config or {}), QuantDescriptor(spec))
+            made(self, CfgNode.of(config or {}), QuantDescriptor(spec))
         else:
-            made(self, as_node({**(config or {}), "qdesc": QuantDescriptor(spec)}))
+            made(self, CfgNode.of({**(config or {}), "qdesc": QuantDescriptor(spec)}))
 
     cls.__init__ = __init__  # pyrefly: ignore
 

@@ -47,7 +47,7 @@ class CfgNode(ConfigDict):
 
     def clone(self) -> "CfgNode":
         """A copy that can be changed."""
-        return as_node(self)
+        return self.of(self)
 
     def merge_from_file(self, cfg_filename: str | Path) -> None:
         """Merge a YAML file."""
@@ -68,14 +68,7 @@ class CfgNode(ConfigDict):
 
     def _replace(self, values: Mapping[str, Any]) -> None:
         for key, value in values.items():
-            self[key] = as_node(value)
-
-
-def as_node(value: Any) -> Any:
-    """The same settings, every mapping a CfgNode."""
-    if isinstance(value, Mapping):
-        return CfgNode({key: as_node(item) for key, item in value.items()})
-    return type(value)(map(as_node, value)) if isinstance(value, list | tuple) else value
+            self[key] = self.of(value)
 
 
 def parse_qconfig(source: str | Path | Mapping[str, Any]) -> CfgNode:
@@ -97,7 +90,7 @@ def parse_qconfig(source: str | Path | Mapping[str, Any]) -> CfgNode:
         raise ConfigError(f"{where} cannot be read: {error}") from error
     if not isinstance(data, Mapping):
         raise ConfigError(f"{where} must be a mapping of settings, not {shown(data)}")
-    return as_node(_merged(data, _C, where))
+    return CfgNode.of(_merged(data, _C, where))
 
 
 def _merged(given: Mapping[str, Any], defaults: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -120,5 +113,5 @@ def _merged(given: Mapping[str, Any], defaults: Mapping[str, Any], where: str) -
     return made
 
 
-_C: CfgNode = as_node(DEFAULTS)
+_C: CfgNode = CfgNode.of(DEFAULTS)
 """The settings where a file says nothing."""
