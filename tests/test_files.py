@@ -2,6 +2,8 @@
 
 import errno
 import os
+import shutil
+import signal
 import stat
 import subprocess
 
@@ -185,6 +187,36 @@ def test_what_a_killed_process_left_is_removed_by_the_next_writer(tmp_path):
         (folder / "inside").write_text("x")
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert not folder.exists()
+
+
+def test_the_disk_has_a_file_before_it_has_its_name(tmp_path, monkeypatch):
+    """Otherwise a crash of the machine can leave the name without the content."""
+    target, done = tmp_path / "x.txt", []
+    sync, replace = os.fsync, os.replace
+    monkeypatch.setattr(os, "fsync", lambda handle: (done.append(os.readlink(f"/proc/self/fd/{handle}")), sync(handle)))
+    monkeypatch.setattr(os, "replace", lambda *names: (done.append("replaced"), replace(*names)))
+    with atomic_write(target) as partial:
+        partial.write_text("x")
+    assert done == [str(partial), "replaced", str(tmp_path)]
+
+
+def test_an_interrupted_clean_up_is_finished(tmp_path, monkeypatch):
+    """The signal comes while the folder is being removed."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    removed, whole = [], shutil.rmtree
+    monkeypatch.setattr(shutil, "rmtree", lambda *given, **options: removed.append(signal.raise_signal(signal.SIGINT)))
+    try:
+        with pytest.raises(KeyboardInterrupt), scratch_folder(tmp_path) as folder:
+            pass
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert removed == [None]  # and not by an exception in the middle of it
+    whole(folder)
+
+
+def test_a_folder_that_takes_no_files(tmp_path):
+    with pytest.raises(ConfigError, match=r"no files can be made in .*nowhere'"), scratch_folder(tmp_path / "nowhere"):
+        pytest.fail("nothing may be done")
 
 
 def test_threads_that_write_leave_the_umask_alone(tmp_path, monkeypatch):

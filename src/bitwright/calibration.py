@@ -23,6 +23,7 @@ from bitwright.observer_state import ObservingProgress, join
 from bitwright.preparation import ledger_of
 from bitwright.progress import track
 from bitwright.quantizer import TensorQuantizer, quantizers
+from bitwright.signals import DelayedSignals
 
 _log = logging.getLogger(__name__)
 
@@ -152,12 +153,14 @@ def _unchanged_if_it_fails(found: list[TensorQuantizer]) -> Generator[None, None
     try:
         yield
     except BaseException:
-        for quantizer, state in zip(found, before, strict=True):
-            quantizer.load_state_dict(state, strict=False)  # a method may have created Parameters meanwhile
+        with DelayedSignals():
+            for quantizer, state in zip(found, before, strict=True):
+                quantizer.load_state_dict(state, strict=False)  # a method may have created Parameters meanwhile
         raise
     finally:
-        for quantizer in found:
-            quantizer.observer.reset()
+        with DelayedSignals():
+            for quantizer in found:
+                quantizer.observer.reset()
 
 
 def as_batches(batches: Iterable[Any]) -> Iterable[Any]:

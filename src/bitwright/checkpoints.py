@@ -1,15 +1,13 @@
-"""Progress of long jobs: one file per job, replaced as a whole, and signals that wait until it is written."""
+"""Progress of long jobs: one file per job, replaced as a whole."""
 
 import hashlib
 import json
 import os
-import signal
-import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType, TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -40,14 +38,14 @@ class Checkpoint:
     """
 
     def __init__(self, folder: str | os.PathLike[str], job: str, identity: Mapping[str, str]) -> None:
-        self.path = Path(folder) / f"{job}.safetensors"
         self._identity = {"format": _FORMAT, "job": job, **identity}
         self._written = time.monotonic()
         try:
+            self.path = Path(folder) / f"{job}.safetensors"
             if Path(folder).exists() and not Path(folder).is_dir():
                 raise SaveError(f"the checkpoint {str(folder)[:200]!r} is not a folder")
             check_output(self.path)
-        except (OSError, ValueError, ConfigError) as error:
+        except (OSError, ValueError, TypeError) as error:
             raise SaveError(f"the checkpoint {str(folder)[:200]!r} cannot be used: {in_words(error)}") from error
 
     @property
@@ -64,14 +62,28 @@ class Checkpoint:
             with atomic_write(self.path) as partial:
                 save_file(plain, partial, text)
         except (OSError, ConfigError, SafetensorError) as error:
-            raise SaveError(f"the progress of the {self._identity['job']} cannot be saved: {error}") from error
+            raise SaveError(f"{self._where} cannot be written: {error}") from error
         self._written = time.monotonic()
+
+    @contextmanager
+    def blamed(self) -> Iterator[None]:
+        """Turn any error inside into one that names this checkpoint."""
+        try:
+            yield
+        except SaveError:
+            raise
+        except Exception as error:
+            text = f"{type(error).__name__}: {error}"
+            raise SaveError(f"{self._where} does not fit the job ({text:.300}); remove it to start over") from error
+
+    @property
+    def _where(self) -> str:
+        return f"the checkpoint {str(self.path)!r}"
 
     def read(self) -> Saved | None:
         """What is stored, if anything; raises if it belongs to something else."""
         if not self.path.exists():
             return None
-        where = f"the checkpoint {str(self.path)!r}"
         try:
             with safe_open(self.path, "pt") as file:
                 text = file.metadata() or {}
@@ -79,53 +91,12 @@ class Checkpoint:
             if digest_of([text["identity"], text["data"], tensors]) != text["digest"]:
                 raise ValueError("it was changed or damaged after it was written")
             identity, data = json.loads(text["identity"]), json.loads(text["data"])
-        except (OSError, SafetensorError, KeyError, ValueError) as error:
-            raise SaveError(f"{where} cannot be read ({error}); remove it to start over") from error
+        except (OSError, SafetensorError, KeyError, ValueError, RecursionError) as error:
+            raise SaveError(f"{self._where} cannot be read ({error}); remove it to start over") from error
         other = [name for name, value in self._identity.items() if identity.get(name) != value]
         if other:
-            raise SaveError(f"{where} belongs to another {' and another '.join(other)}; remove it to start over")
+            raise SaveError(f"{self._where} belongs to another {' and another '.join(other)}; remove it to start over")
         return Saved(tensors, data)
-
-
-class DelayedSignals:
-    """Defers SIGINT and SIGTERM until :meth:`deliver` is called; a second signal takes effect at once.
-
-    Outside the main thread, where Python has no signals, it does nothing.
-    """
-
-    def __init__(self) -> None:
-        self.noted: int | None = None
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> Self:
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                if signal.getsignal(number) not in (None, signal.SIG_IGN):
-                    self._before[number] = signal.signal(number, self._note)
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        self._restore()
-        if kind is None:
-            self.deliver()
-
-    def deliver(self) -> None:
-        """Deliver a deferred signal, if there is one."""
-        number, self.noted = self.noted, None
-        if number is not None:
-            self._restore()
-            signal.raise_signal(number)
-
-    def _restore(self) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-        self._before.clear()
-
-    def _note(self, number: int, _: FrameType | None) -> None:
-        again = self.noted is not None
-        self.noted = number
-        if again:
-            self.deliver()
 
 
 def digest_of(value: Any) -> str:  # noqa: ANN401

@@ -25,7 +25,12 @@ class BitwrightError(Exception):
     """Base of all errors raised on purpose by Bitwright; overlong messages are shortened."""
 
     def __init__(self, *args: object) -> None:
-        super().__init__(*(shortened(a, _LONGEST) if isinstance(a, str) else a for a in args))
+        super().__init__(*(shortened(_printable(a), _LONGEST) if isinstance(a, str) else a for a in args))
+
+
+def _printable(text: str) -> str:
+    """Escape lone surrogates, which file names that are not UTF-8 contain and no terminal can print."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def shortened(text: str, longest: int) -> str:

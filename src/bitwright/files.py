@@ -12,11 +12,12 @@ import secrets
 import shutil
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from bitwright.errors import ConfigError
+from bitwright.signals import DelayedSignals
 
 _LONGEST = 255  # bytes of a name, in every file system that is common
 _SHOWN = 200  # letters of a name in a message
@@ -89,18 +90,37 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[Path]:
         mode = partial.stat().st_mode  # minus the umask, which can only be read process-wide
         yield partial
         os.chmod(partial, mode & 0o666)
+        sync(partial)
         os.replace(partial, target)
         folders = []
+        sync(target.parent)
     except OSError as error:
         if error.errno not in _REFUSALS:
             raise
         raise ConfigError(f"the output {str(path)[:_SHOWN]!r} cannot be written: {in_words(error)}") from error
     finally:
-        if partial is not None:
-            partial.unlink(missing_ok=True)
+        remove(partial, folders)
+
+
+def remove(path: Path | None, folders: Iterable[Path] = ()) -> None:
+    """Remove a file or folder, then folders that are empty; signals wait until it is done."""
+    with DelayedSignals():
+        if path is not None and path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        elif path is not None:
+            path.unlink(missing_ok=True)
         with suppress(OSError):  # one that someone else started to use stays
             for folder in folders:
                 folder.rmdir()
+
+
+def sync(path: Path) -> None:
+    """Flush a file or folder to disk, so that it survives a crash of the machine."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def scratch_path(folder: Path, suffix: str = "") -> Path:
@@ -113,21 +133,21 @@ def scratch_path(folder: Path, suffix: str = "") -> Path:
 def scratch_folder(parent: str | os.PathLike[str]) -> Iterator[Path]:
     """Yield a new folder that is removed afterwards, or by the next process if this one is killed."""
     folder = scratch_path(Path(parent))
-    folder.mkdir(mode=0o700)
+    try:
+        folder.mkdir(mode=0o700)
+    except OSError as error:
+        raise ConfigError(f"no files can be made in {str(parent)[:_SHOWN]!r}: {in_words(error)}") from error
     try:
         yield folder
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        remove(folder)
 
 
 def _clear(folder: Path) -> None:
     with suppress(OSError):
         names = [entry.name for entry in os.scandir(folder) if entry.name.startswith(".bitwright-")]
         for path in [folder / name for name in names if _left_behind(folder / name)]:
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                path.unlink(missing_ok=True)
+            remove(path)
 
 
 def _left_behind(path: Path) -> bool:

@@ -7,11 +7,12 @@ from typing import Any, Self
 
 from torch import Tensor, nn
 
-from bitwright.checkpoints import Checkpoint, DelayedSignals, digest_of
+from bitwright.checkpoints import Checkpoint, digest_of
 from bitwright.distributed import Ranks
 from bitwright.errors import SaveError
 from bitwright.graph import Inputs
 from bitwright.quantizer import TensorQuantizer, quantizers
+from bitwright.signals import DelayedSignals
 
 
 def identity_of(model: nn.Module) -> dict[str, str]:
@@ -46,8 +47,9 @@ class ObservingProgress:
         self._kept = 0  # batches that the observers have seen completely, or 0 in the middle of one
         saved = self._file.read()
         if saved is not None:
-            self.done, self._expected = int(saved.data["batches"]), str(saved.data["data"])
-            load_state(seeing, saved.tensors)
+            with self._file.blamed():
+                self.done, self._expected = int(saved.data["batches"]), str(saved.data["data"])
+                load_state(seeing, saved.tensors)
 
     def has(self, inputs: Inputs, number: int) -> bool:
         """Whether batch ``number`` was seen before; raises if another batch was."""

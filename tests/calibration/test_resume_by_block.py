@@ -4,6 +4,7 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from torch import nn
 import bitwright as bw
 from bitwright import checkpoints
 from bitwright.checkpoints import digest_of
-from bitwright.errors import SaveError
+from bitwright.errors import ConfigError, SaveError
 from bitwright.observers import OBSERVERS
 from bitwright.quantizer import quantizers
 from bitwright.reconstruction import blockwise
@@ -211,6 +212,20 @@ def test_killed_at_any_moment(tmp_path):
     resumed = bw.calibrate_by_block(prepared("HistogramObserver"), data(60), checkpoint=tmp_path)
     assert ranges(resumed) == ranges(bw.calibrate(prepared("HistogramObserver"), data(60)))
     assert [path.name for path in tmp_path.iterdir()] == [FILE]
+
+
+def test_a_full_disk_is_an_error_before_anything_is_written_there(tmp_path, monkeypatch):
+    """A process that writes to a mapped file on a full disk is killed."""
+    resource = pytest.importorskip("resource")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    before, model = resource.getrlimit(resource.RLIMIT_FSIZE), prepared()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+    try:
+        with pytest.raises(ConfigError, match=r"values do not fit into .*: File too large; raise memory_limit"):
+            bw.calibrate_by_block(model, data(), memory_limit=0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_packed_values_are_the_same(tmp_path):

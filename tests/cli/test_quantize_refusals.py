@@ -31,10 +31,6 @@ from tests.cli.conftest import QUANTIZE
         ),
         (["--data", "nets:empty"], "--data nets:empty is empty"),
         (
-            ["--data", "nets:broken_data"],
-            "--data nets:broken_data raised OSError: disk is gone",
-        ),
-        (
             ["--eval", "nets:evaluat3"],
             "--eval: nets has no 'evaluat3': did you mean 'evaluate'",
         ),

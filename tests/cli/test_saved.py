@@ -48,6 +48,17 @@ def test_refusals_before_any_work(refused, here):
     assert "mine.txt" in refused(*QUANTIZE, "--force", "--save", "full")
 
 
+def test_a_job_that_fails_keeps_its_calibration(run, here):
+    progress = here / "out" / "checkpoint" / "calibration.safetensors"
+    code, _, err = run(*QUANTIZE[:3], "nets:broken_data", *QUANTIZE[4:])
+    assert (code, err) == (2, "bitwright: --data nets:broken_data raised OSError: disk is gone\n")
+    kept = progress.read_bytes()
+    code, _, err = run(*QUANTIZE, "--resume", "--skip", "head")
+    assert code == 2
+    assert "belongs to another model and another recipe; remove it to start over" in err
+    assert progress.read_bytes() == kept
+
+
 @pytest.mark.slow
 def test_terminated_and_resumed_and_under_torchrun(run, here):
     """A job that was interrupted, and one on two ranks, give what one that was left alone gives."""

@@ -1,5 +1,6 @@
 """What users ask of a file: names of inputs, outputs, sizes and model, the opset, and tensors in a file beside."""
 
+import errno
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -185,6 +186,27 @@ def test_the_data_beside_is_part_of_the_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"net.onnx.data.* exists already"):
         bw.export(model, file, external_data=True, overwrite=False)
     assert beside.read_bytes() == b"mine"
+
+
+@pytest.mark.parametrize("format", ["onnx", "openvino"])
+def test_two_files_appear_together(format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk is full when the second is written."""
+    write, written = Path.write_bytes, []
+
+    def full(path: Path, content: bytes) -> int:
+        if path.parent == tmp_path:
+            written.append(path.suffix)
+            if path.suffix in (".onnx", ".xml"):
+                raise OSError(errno.ENOSPC, "No space left on device")
+        return write(path, content)
+
+    model, _ = prepared()
+    monkeypatch.setattr(Path, "write_bytes", full)
+    target = tmp_path / ("net.onnx" if format == "onnx" else "net.xml")
+    with pytest.raises(ConfigError, match="cannot be written: No space left"):
+        bw.export(model, target, format=format, external_data=True if format == "onnx" else None)
+    assert written[-1] == target.suffix
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_file_written_again_in_one_piece_leaves_no_tensors_behind(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """What does not fit is refused by name, never with a raw error, and nothing half-written is left."""
 
 import json
+import os
 import random
 import shutil
 import subprocess
@@ -12,6 +13,7 @@ import torch
 from torch import nn
 
 import bitwright as bw
+from bitwright.checkpoints import Checkpoint
 from bitwright.errors import BitwrightError, ConfigError, SaveError
 from bitwright.saving.folder import _put
 from bitwright.saving.manifest import _digest
@@ -252,6 +254,37 @@ def test_names_that_no_file_has(tmp_path):
                 call(f"{tmp_path}/{name}")
             assert len(str(found.value)) < 700
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["bitwright.json", "recipe.yaml", "model.safetensors"])
+def test_a_pipe_in_place_of_a_file(folder, name):
+    """To read it would take until someone writes."""
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    with pytest.raises(SaveError, match=rf"{name}' cannot be read: it is not a regular file"):
+        bw.load(folder, Small)
+
+
+def test_texts_that_no_terminal_takes(folder):
+    edit(folder, structure=["\ud800"])
+    with pytest.raises(SaveError) as caught:
+        bw.load(folder, Small)
+    assert r"was '\ud800'" in str(caught.value)
+
+
+def test_a_warning_is_short(folder):
+    edit(folder, versions={"torch": "9" * 100_000})
+    with pytest.warns(bw.errors.SaveWarning, match="torch was 999") as said:
+        bw.load(folder, Small)
+    assert len(str(said[0].message)) < 2000
+
+
+@pytest.mark.parametrize("path", [7, None, b"m"])
+def test_what_is_not_a_path(path):
+    with pytest.raises(SaveError, match="must be a path, not"):
+        bw.load(path, Small)
+    with pytest.raises(SaveError, match=r"the checkpoint .* cannot be used"):
+        Checkpoint(path, "job", {})
 
 
 def test_through_a_link(tmp_path):

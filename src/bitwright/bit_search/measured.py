@@ -29,7 +29,9 @@ class Measured:
             if folder is not None and rank() == 0:
                 self._file = Checkpoint(folder, job, identity)
                 saved = self._file.read()
-                self._found = {} if saved is None else saved.data["found"]
+                with self._file.blamed():
+                    known = {} if saved is None else saved.data["found"]
+                    self._found = {name: float(value) for name, value in known.items()}
         self._found = json.loads(self._ranks.gather(json.dumps(self._found).encode())[0])
 
     def get(self, name: str, measure: Callable[[], float]) -> float:

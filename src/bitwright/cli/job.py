@@ -84,24 +84,22 @@ class Job:
     def run(self) -> Outcome | None:
         """Quantize, export, verify, evaluate and report; under torchrun, ranks other than 0 only help to calibrate.
 
-        The progress of calibration survives a job that is interrupted or killed, not one that ends or is refused.
+        The progress of calibration survives a job that fails, is interrupted or killed.
         """
         progress = self.output / PROGRESS
         with under_torchrun():
             if not self.resume:  # before any rank looks for it
                 from_first_rank(lambda: _forget(progress))
-            try:
-                qmodel, batches, before = self._calibrated(progress)
-                with step("exporting"):
-                    export(qmodel, self._file, format=self._format, **self.written)
-                    self._report.unlink(missing_ok=True)  # it described the file that was replaced
-                if self.save is not None:
-                    given = {"model": self.model, "data": self.data, "eval": self.evaluate}
-                    save(qmodel, self.save, source={name: value for name, value in given.items() if value})
-                outcome = self._prove(qmodel, batches, before) if rank() == 0 else None
-            except Exception:
-                _forget(progress)
-                raise
+            qmodel, batches, before = self._calibrated(progress)
+            with step("exporting"):
+                export(qmodel, self._file, format=self._format, **self.written)
+                self._report.unlink(missing_ok=True)  # it described the file that was replaced
+            if self.save is not None:
+                given = {"model": self.model, "data": self.data, "eval": self.evaluate}
+                save(qmodel, self.save, source={name: value for name, value in given.items() if value})
+            if rank() != 0:
+                return None
+            outcome = self._prove(qmodel, batches, before)
             _forget(progress)
         return outcome
 

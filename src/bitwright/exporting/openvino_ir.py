@@ -14,7 +14,7 @@ import openvino as ov
 from openvino import opset13 as ops
 from openvino import passes
 
-from bitwright.errors import VerifyError
+from bitwright.errors import ExportError, VerifyError
 from bitwright.exporting.formats.base import FileNode, LoadedFile
 from bitwright.exporting.record import ExportRecord
 from bitwright.files import atomic_write, scratch_folder
@@ -31,12 +31,12 @@ def bin_path(path: Path) -> Path:
 
 
 def write_sealed(model: Any, path: Path) -> None:  # noqa: ANN401
-    """Write the tensors, then the graph, each whole or not at all; the graph ends with a checksum of both."""
+    """Write the tensors and the graph, whole or not at all; the graph ends with a checksum of both."""
     xml, tensors = _serialized(model).values()
     seal = f"\n<!-- bitwright {hashlib.sha256(xml + tensors).hexdigest()} -->\n"
-    for target, content in ((bin_path(path), tensors), (path, xml + seal.encode())):
-        with atomic_write(target) as partial:
-            partial.write_bytes(content)
+    with atomic_write(path) as graph, atomic_write(bin_path(path)) as beside:
+        beside.write_bytes(tensors)
+        graph.write_bytes(xml + seal.encode())
 
 
 def read_sealed(path: Path) -> Any:  # noqa: ANN401
@@ -59,7 +59,10 @@ def read_sealed(path: Path) -> Any:  # noqa: ANN401
 
 def _serialized(model: Any) -> dict[str, bytes]:  # noqa: ANN401
     with scratch_folder(tempfile.gettempdir()) as folder:
-        ov.save_model(model, folder / "model.xml", compress_to_fp16=False)
+        try:
+            ov.save_model(model, folder / "model.xml", compress_to_fp16=False)
+        except RuntimeError as error:
+            raise ExportError(f"OpenVINO cannot write into {str(folder.parent)!r}: {error}; is it full?") from error
         return {name: (folder / name).read_bytes() for name in ("model.xml", "model.bin")}
 
 

@@ -12,11 +12,12 @@ from typing import Any, NamedTuple, Self
 
 from torch import Tensor, fx, nn
 
-from bitwright.checkpoints import Checkpoint, DelayedSignals
+from bitwright.checkpoints import Checkpoint
 from bitwright.errors import SaveError
 from bitwright.observer_state import identity_of, load_state, state_of
 from bitwright.quantizer import TensorQuantizer
 from bitwright.reconstruction.block_values import CannotPack, Values, pack, unpack
+from bitwright.signals import DelayedSignals
 
 
 class Place(NamedTuple):
@@ -61,12 +62,13 @@ class BlockProgress:
         saved = self._file.read()
         if saved is None:
             return Place()
-        load_state(self._seeing, saved.tensors)
-        for name in saved.data["values"]:
-            number, _, _ = name.partition("-")
-            values.add(self._nodes[number], self._read(name))
-            self._held.add(name)
-        return Place(*saved.data["place"])
+        with self._file.blamed():
+            load_state(self._seeing, saved.tensors)
+            for name in saved.data["values"]:
+                number, _, _ = name.partition("-")
+                values.add(self._nodes[number], self._read(name))
+                self._held.add(name)
+            return Place(*map(int, saved.data["place"]))
 
     def _read(self, name: str) -> Any:  # noqa: ANN401
         file = self._value_file(name)
@@ -74,7 +76,8 @@ class BlockProgress:
         if saved is None:
             where = str(self._file.path)
             raise SaveError(f"the checkpoint {where!r} lacks {str(file.path)!r}; remove it to start over")
-        return unpack(saved.data["value"], saved.tensors)
+        with file.blamed():
+            return unpack(saved.data["value"], saved.tensors)
 
     def _value_file(self, name: str) -> Checkpoint:
         return Checkpoint(self._beside, name, self._identity)

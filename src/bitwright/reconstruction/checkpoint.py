@@ -52,14 +52,10 @@ class UnitCheckpoints:
         saved = self._read(number)
         if saved is None:
             return None
-        result = UnitResult.from_dict(saved.data)
-        if result.kept:
-            for i, weight in enumerate(weights):
-                weight.round_by(saved.tensors[f"weight.{i}"])
-                if f"stretch.{i}" in saved.tensors:
-                    weight.stretch_by(saved.tensors[f"stretch.{i}"])
-            for i, scale in enumerate(scales):
-                scale.quantizer.set_qparams(saved.tensors[f"scale.{i}"], scale.quantizer.qparams()[1])
+        with self._of(number).blamed():
+            result = UnitResult.from_dict(saved.data)
+            if result.kept:
+                _put(saved.tensors, weights, scales)
         return result
 
     def _read(self, number: int) -> Saved | None:
@@ -75,3 +71,14 @@ class UnitCheckpoints:
 
     def _of(self, number: int) -> Checkpoint:
         return Checkpoint(self._folder, f"unit-{number:04d}", self._identity)
+
+
+def _put(learned: dict[str, Tensor], weights: list[LearnedWeight], scales: list[LearnedScale]) -> None:
+    """Give weights and scales what they had learned."""
+    for i, weight in enumerate(weights):
+        weight.round_by(learned[f"weight.{i}"].view(weight.weight.shape))
+        if f"stretch.{i}" in learned:
+            weight.stretch_by(learned[f"stretch.{i}"])
+    for i, scale in enumerate(scales):
+        before, zero_point = scale.quantizer.qparams()
+        scale.quantizer.set_qparams(learned[f"scale.{i}"].view(before.shape), zero_point)

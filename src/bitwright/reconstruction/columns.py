@@ -1,11 +1,15 @@
 """Columns: one tensor of a graph over all batches, in memory or, above a limit, in files mapped to memory."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from bitwright.errors import ConfigError
+from bitwright.files import in_words
 
 
 class Memory:
@@ -29,7 +33,22 @@ class Memory:
             return like.new_empty(shape), None
         self.files += 1
         path = self.folder / f"{self.files}.bin"
+        _reserve(path, length)
         return torch.from_file(str(path), shared=True, size=size, dtype=like.dtype).view(*shape), path
+
+
+def _reserve(path: Path, length: int) -> None:
+    """Make a file of that length now: a full disk kills a process that writes to a mapped file."""
+    try:
+        with path.open("wb") as file:
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(file.fileno(), 0, length)
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        raise ConfigError(
+            f"{length:,} bytes of values do not fit into {str(path.parent.parent)[:200]!r}: {in_words(error)}; raise "
+            "memory_limit, or name another folder in TMPDIR"
+        ) from error
 
 
 class Column:

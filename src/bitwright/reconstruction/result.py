@@ -37,7 +37,7 @@ class UnitResult:
     def from_dict(cls, data: dict[str, Any]) -> "UnitResult":
         """Read what :meth:`to_dict` gave."""
         made = cls(**data)
-        return replace(made, layers=tuple(made.layers))
+        return replace(made, layers=tuple(made.layers), before=float(made.before), after=float(made.after))
 
 
 @dataclass

@@ -4,7 +4,6 @@ import contextlib
 import ctypes
 import errno
 import os
-import shutil
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +11,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from bitwright.errors import SaveError
-from bitwright.files import in_words, scratch_path
+from bitwright.files import in_words, remove, scratch_path, sync
 
 _AT_FDCWD, _EXCHANGE = -100, 2  # of Linux's renameat2
 
@@ -56,18 +55,14 @@ def atomic_folder(target: Path) -> Iterator[Path]:
         partial.mkdir()
         yield partial
         for file in partial.iterdir():
-            _sync(file)
+            sync(file)
         _put(partial, target)
         made = []
-        _sync(target.parent)
+        sync(target.parent)
     except (OSError, SafetensorError) as error:
         raise SaveError(f"the folder {str(target)[:200]!r} cannot be written: {in_words(error)}") from error
     finally:
-        if partial is not None:
-            shutil.rmtree(partial, ignore_errors=True)  # what is left of it, or the folder that it has replaced
-        with contextlib.suppress(OSError):  # one that someone else started to use stays
-            for folder in made:
-                folder.rmdir()
+        remove(partial, made)  # what is left of it, or the folder that it has replaced
 
 
 def _put(partial: Path, target: Path) -> None:
@@ -89,12 +84,4 @@ def _put(partial: Path, target: Path) -> None:
     except OSError:
         os.rename(old, target)
         raise
-    shutil.rmtree(old, ignore_errors=True)
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    remove(old)

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import platform
 from collections.abc import Mapping
 from importlib import metadata
@@ -87,6 +88,9 @@ def versions() -> dict[str, str]:
 def read_manifest(folder: Path) -> Manifest:
     """Read a manifest, or say what is wrong with it."""
     path = folder / MANIFEST
+    for each in (folder / name for name in FILES):
+        if os.path.exists(each) and not os.path.isfile(each):  # a pipe may never end
+            raise SaveError(f"{str(each)!r} cannot be read: it is not a regular file")
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from bitwright.backends import Backend, find_backend
-from bitwright.errors import BitwrightError, ConfigError, SaveError, SaveWarning
+from bitwright.errors import BitwrightError, ConfigError, SaveError, SaveWarning, shortened
 from bitwright.graph.capture.failures import frames_to_user
 from bitwright.mapped_weights import map_weights
 from bitwright.module_swap import swap_modules
@@ -26,6 +26,7 @@ from bitwright.saving.example import TensorLike, describe, make
 from bitwright.saving.manifest import EXAMPLE, MANIFEST, RECIPE, TENSORS, Manifest, file_digest, read_manifest, versions
 from bitwright.saving.structure import code_of, differences, structure
 from bitwright.saving.tensors import named_tensors, put, why_not
+from bitwright.validation import shown
 
 _TRIES = 10  # attempts to read a folder that others keep replacing
 _DESCRIPTORS = ("quant_desc_input", "quant_desc_weight")
@@ -52,7 +53,10 @@ def load(
             not take made-up numbers within the limits of the saved ones.
         backend: the target, if its conditions are functions that no registered backend has.
     """
-    path = Path(folder)
+    try:
+        path = Path(folder)
+    except TypeError as error:
+        raise SaveError(f"the folder of a saved model must be a path, not {shown(folder)}") from error
     files = _whole(path)
     manifest = files.manifest
     original = _with_weights(model if isinstance(model, nn.Module) else _built(model), path / TENSORS)
@@ -267,8 +271,9 @@ def _changes(made: nn.Module, manifest: Manifest) -> list[str]:
 def _warn(made: nn.Module, manifest: Manifest) -> None:
     changed = _changes(made, manifest)
     if changed:
+        text = shortened("; ".join(changed), 1000)
         warnings.warn(
-            f"the saved {manifest.model} loads, but {'; '.join(changed)}: its results may differ",
+            f"the saved {manifest.model} loads, but {text}: its results may differ",
             SaveWarning,
             stacklevel=frames_to_user(),
         )

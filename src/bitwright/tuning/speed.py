@@ -13,6 +13,7 @@ from bitwright.backends import Backend
 from bitwright.distributed import world_size
 from bitwright.errors import BitwrightError, ConfigError
 from bitwright.exporting import LoadedFile
+from bitwright.files import scratch_folder
 from bitwright.graph import read_switches
 from bitwright.preparation import resolve_recipe
 from bitwright.recipe import Recipe
@@ -75,8 +76,8 @@ def tune_resolved(
             "tuning for speed times files in one process: run bw.tune_speed there first, and prepare with its recipe"
         )
     program = runtime_for(backend, runtime)
-    with tempfile.TemporaryDirectory(prefix="bitwright-") as folder:
-        return _Search(Source(model, example_inputs, backend, concrete_args, Path(folder)), program).run(recipe)
+    with scratch_folder(tempfile.gettempdir()) as folder:
+        return _Search(Source(model, example_inputs, backend, concrete_args, folder), program).run(recipe)
 
 
 def runtime_for(backend: Backend, name: str | None = None) -> Runtime:

@@ -206,6 +206,34 @@ def test_a_capture_inside_a_capture():
     assert all(a is b for a, b in zip(originals(), before, strict=True))
 
 
+def test_a_signal_while_names_are_replaced_or_restored_leaves_them_as_they_were(monkeypatch):
+    before, handler = originals(), signal.signal(signal.SIGINT, signal.default_int_handler)
+    name, again = "torch.zeros", patches._RECORD.wraps["torch.zeros"]
+    monkeypatch.setitem(patches._RECORD.wraps, name, lambda own: (signal.raise_signal(signal.SIGINT), again(own))[1])
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            capture_model(Net(sized).eval(), image())
+        assert all(a is b for a, b in zip(originals(), before, strict=True))
+        monkeypatch.undo()
+        with pytest.raises(KeyboardInterrupt), patches._RECORD():
+            patches._RECORD.undo.append(lambda: signal.raise_signal(signal.SIGINT))
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    assert all(a is b for a, b in zip(originals(), before, strict=True))
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+def test_an_error_while_names_are_replaced_leaves_them_as_they_were(error, monkeypatch):
+    def fail(own):
+        raise error
+
+    before = originals()
+    monkeypatch.setitem(patches._RECORD.wraps, "torch.zeros", fail)
+    with pytest.raises(error), patches._RECORD():
+        pytest.fail("nothing may be recorded")
+    assert all(a is b for a, b in zip(originals(), before, strict=True))
+
+
 def test_an_error_in_one_thread_leaves_the_others_alone(traced_elsewhere):
     def body(self, x):
         raise KeyboardInterrupt

@@ -13,7 +13,7 @@ from bitwright.compat.quantrans.builder import QUANTRANSFORMERS
 from bitwright.compat.quantrans.quantops.builder import QUANLAYERS
 from bitwright.compat.quantrans.replace import quantized_twin
 from bitwright.compat.quantrans.special import SpecialLayers
-from bitwright.errors import ConfigError, UnknownNameError, nearest, suggest
+from bitwright.errors import ConfigError, UnknownNameError, nearest, shortened, suggest
 from bitwright.module_swap import replace_modules
 
 _log = logging.getLogger(__name__)
@@ -123,7 +123,7 @@ class mTransformerV2(Basemtransformer):
         if wrong is not None:
             raise ConfigError(f"{type(self).__name__} has no argument {wrong!r}{suggest(wrong, _ARGUMENTS)}")
         if kwargs:
-            _log.warning("%s does not use %s", type(self).__name__, ", ".join(kwargs))
+            _log.warning("%s does not use %s", type(self).__name__, shortened(", ".join(kwargs), 300))
         self.special_layers = SpecialLayers.read(special_layers)
         policy = section("quan_policy", quan_policy)
         self.register_dict = OrderedDict((_layer_class(name), args) for name, args in policy.items())

@@ -8,6 +8,7 @@ import hashlib
 import json
 from abc import abstractmethod
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -135,10 +136,10 @@ class BundleFormat(ExportFormat):
         sums = {suffix: _checksum(text.encode()) for suffix, text in texts.items()}
         note = {"places": [asdict(p) for p in contents.places], "checksums": sums}
         parts.model.metadata_props.add(key=BUNDLE, value=json.dumps(note, separators=(",", ":")))
-        for suffix, path in zip(self.sides, self.files(target)[1:], strict=True):
-            with atomic_write(path) as partial:
-                partial.write_bytes(texts[suffix].encode())
-        return write_recorded(parts.model, record, target, options.external_data)
+        with ExitStack() as stack:
+            for suffix, path in zip(self.sides, self.files(target)[1:], strict=True):
+                stack.enter_context(atomic_write(path)).write_bytes(texts[suffix].encode())
+            return write_recorded(parts.model, record, target, options.external_data)
 
     def read(self, path: Path) -> LoadedFile:
         """Read a bundle by its model."""

@@ -3,7 +3,6 @@
 import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ from onnx import helper, numpy_helper
 from bitwright.errors import ExportError, VerifyError
 from bitwright.exporting.onnx.external import shipped
 from bitwright.exporting.onnx.file import OnnxFile
+from bitwright.files import scratch_folder
 
 _EXTERNAL = "session.optimized_model_external_initializers_file_name"
 TRANSPOSED = "bitwright.transposed"  # in the metadata: weights stored transposed under another name
@@ -25,16 +25,16 @@ def join_quantizers(proto: onnx.ModelProto) -> onnx.ModelProto:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
-    with tempfile.TemporaryDirectory() as folder:
-        saved = Path(folder) / "joined.onnx"
+    with scratch_folder(tempfile.gettempdir()) as folder:
+        saved = folder / "joined.onnx"
         options.optimized_model_filepath = str(saved)
         parts = shipped(proto)
         for name, content in parts.items():
-            (Path(folder) / name).write_bytes(content)
+            (folder / name).write_bytes(content)
         if len(parts) > 1:
             options.add_session_config_entry(_EXTERNAL, f"{saved.name}.data")
         try:
-            main = str(Path(folder) / next(iter(parts)))
+            main = str(folder / next(iter(parts)))
             onnxruntime.InferenceSession(main, options, providers=["CPUExecutionProvider"])
         except Exception as error:
             first = str(error).strip().partition("\n")[0]

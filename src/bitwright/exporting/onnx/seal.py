@@ -5,6 +5,7 @@ reader of ONNX sees one model with one more entry.
 """
 
 import hashlib
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,11 +32,12 @@ def write_recorded(model: onnx.ModelProto, record: ExportRecord, path: Path, ext
         raise ExportError("the model is larger than the 2 GB that an ONNX file can hold: leave out external_data=False")
     record = replace(record, external=bool(external or too_large))
     beside, stale = data_path(path), _has_data(path)
-    if record.external:
-        with atomic_write(beside) as partial, partial.open("wb") as file:
-            model.metadata_props.add(key=DATA, value=move_out(model, file, beside.name))
-    model.metadata_props.add(key=RECORD, value=record.to_json())
-    write_sealed(model, path)
+    with atomic_write(path) as main, atomic_write(beside) if record.external else nullcontext() as data:
+        if data is not None:
+            with data.open("wb") as file:
+                model.metadata_props.add(key=DATA, value=move_out(model, file, beside.name))
+        model.metadata_props.add(key=RECORD, value=record.to_json())
+        main.write_bytes(_sealed(model))
     if stale and not record.external:
         beside.unlink(missing_ok=True)
     return record
@@ -55,11 +57,15 @@ def _has_data(path: Path) -> bool:
 
 def write_sealed(model: onnx.ModelProto, path: Path) -> None:
     """Write a model, whole or not at all, followed by its checksum."""
+    with atomic_write(path) as partial:
+        partial.write_bytes(_sealed(model))
+
+
+def _sealed(model: onnx.ModelProto) -> bytes:
     for entry in [e for e in model.metadata_props if e.key == KEY]:
         model.metadata_props.remove(entry)
     content = model.SerializeToString()
-    with atomic_write(path) as partial:
-        partial.write_bytes(content + _trailer(hashlib.sha256(content).hexdigest()))
+    return content + _trailer(hashlib.sha256(content).hexdigest())
 
 
 def check_data(path: Path, checksum: str) -> Path:

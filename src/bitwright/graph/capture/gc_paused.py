@@ -9,8 +9,8 @@ from contextlib import contextmanager
 def gc_paused() -> Iterator[None]:
     """Pause collection; otherwise every one looks at all objects again, and the time grows faster than the model."""
     enabled = gc.isenabled()
-    gc.disable()
     try:
+        gc.disable()
         yield
     finally:
         if enabled:

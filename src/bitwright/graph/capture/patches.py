@@ -23,6 +23,7 @@ import torch.utils.checkpoint
 from bitwright.graph.capture.failures import boundary, call_model
 from bitwright.graph.capture.nesting import holds_proxy
 from bitwright.graph.capture.proxy import ValueProxy
+from bitwright.signals import DelayedSignals
 from bitwright.torch_internals import (
     NON_REENTRANT_CHECKPOINT,
     find_attribute,
@@ -58,34 +59,42 @@ _thread = _Thread()
 
 
 class _Patches:
-    """Replacements that stay in place while any thread needs them."""
+    """Replacements that stay in place while any thread needs them.
+
+    Signals wait while a thread installs or restores them, since half of either would stay for good.
+    """
 
     def __init__(self, wraps: dict[str, _Wrap]) -> None:
-        self.wraps, self.needed, self.undo = wraps, 0, []
+        self.wraps, self.undo = wraps, []
+        self.needs: set[tuple[int, object]] = set()  # by thread, each with an object of its own
         self.lock = threading.Lock()
         os.register_at_fork(after_in_child=self._forget_threads)
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
-        self._count(1)
+        need = threading.get_ident(), object()
         try:
+            self._change(self.needs.add, need)
             yield
         finally:
-            self._count(-1)
+            try:
+                self._change(self.needs.discard, need)
+            finally:  # again, if a signal came before it could be delayed
+                self._change(self.needs.discard, need)
 
-    def _count(self, more: int) -> None:
-        with self.lock:
-            self.needed += more
-            if self.needed == 1 == more:
-                self._install()
-            elif not self.needed:
+    def _change(self, change: Callable[[tuple[int, object]], None], need: tuple[int, object]) -> None:
+        with DelayedSignals(), self.lock:
+            change(need)
+            if not self.needs:
                 self._restore()
+            elif not self.undo:
+                self._install()
 
     def _forget_threads(self) -> None:
         """Reset in a forked process, where only the thread that forked goes on."""
         self.lock = threading.Lock()
-        if not _thread.captures:
-            self.needed = 0
+        self.needs = {need for need in self.needs if need[0] == threading.get_ident()}
+        if not self.needs:
             self._restore()
 
     def _install(self) -> None:
@@ -116,19 +125,21 @@ def capturing() -> Iterator[None]:
     The fast path of attention for inference rounds differently from the operations that are recorded.
     """
     with _RUN():
-        _thread.captures += 1
+        before = _thread.captures
         try:
+            _thread.captures = before + 1
             yield
         finally:
-            _thread.captures -= 1
+            _thread.captures = before
 
 
 @contextmanager
 def recording(tracer: Any) -> Iterator[None]:
     """Show ``tracer`` every call of a module, read of a parameter and new tensor of this thread."""
     with capturing(), _RECORD():
-        before, _thread.tracer = _thread.tracer, tracer
+        before = _thread.tracer
         try:
+            _thread.tracer = tracer
             yield
         finally:
             _thread.tracer = before

@@ -1,0 +1,54 @@
+"""Signals that wait until what they would interrupt is done."""
+
+import signal
+import threading
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+
+class DelayedSignals:
+    """Defers SIGINT and SIGTERM until :meth:`deliver` is called; a second signal takes effect at once.
+
+    Outside the main thread, where Python has no signals, it does nothing.
+    """
+
+    def __init__(self) -> None:
+        self.noted: int | None = None
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            try:
+                for number in (signal.SIGINT, signal.SIGTERM):
+                    if signal.getsignal(number) not in (None, signal.SIG_IGN):
+                        self._before[number] = signal.signal(number, self._note)
+            except BaseException:  # one of them came just now
+                self._restore()
+                raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self._restore()
+        if kind is None:
+            self.deliver()
+
+    def deliver(self) -> None:
+        """Deliver a deferred signal, if there is one."""
+        number, self.noted = self.noted, None
+        if number is not None:
+            self._restore()
+            signal.raise_signal(number)
+
+    def _restore(self) -> None:
+        if self._before:
+            number, handler = self._before.popitem()
+            try:
+                signal.signal(number, handler)  # which may let a signal that came just now take effect
+            finally:
+                self._restore()
+
+    def _note(self, number: int, _: FrameType | None) -> None:
+        again = self.noted is not None
+        self.noted = number
+        if again:
+            self.deliver()
