@@ -203,6 +203,11 @@ DIFFERS = {
     },
     "sparsebit.quantization.observers.MinMaxObserver": "symmetric scales are amax / qmax; the old ones were "
     "2 amax / (qmax - qmin)",
+    **{
+        f"sparsebit.quantization.{path}": "a class that overrides `calc_qparams` or the like, which would not be "
+        "called, is refused"
+        for path in ("quantizers.register_quantizer", "observers.register_observer")
+    },
     "sparsebit.quantization.observers.KLHistogramObserver": "looks at the data; the old one gave a fixed share",
     "quantrans.mTransformerV2": "refuses layers that it cannot replace, before it changes any",
     "quantrans.quantops.EightBitQuantConv": "takes the largest magnitude; the old one took the largest value",

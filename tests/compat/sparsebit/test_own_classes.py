@@ -15,6 +15,8 @@ from bitwright.compat.sparsebit.quantization.observers import Observer as BaseOb
 from bitwright.compat.sparsebit.quantization.observers import register_observer
 from bitwright.compat.sparsebit.quantization.quantizers import Quantizer as BaseQuantizer
 from bitwright.compat.sparsebit.quantization.quantizers import register_quantizer
+from bitwright.errors import ConfigError
+from bitwright.methods import METHODS
 from bitwright.quantizer import quantizers
 from tests.compat.sparsebit.nets import YAML
 
@@ -119,6 +121,52 @@ def test_an_observer_and_a_quantizer_as_they_were_written(model, x, tmp_path):
     got = torch.tensor(onnxruntime.InferenceSession(str(path)).run(None, {"x": x.numpy()})[0])
     want = qmodel(x).detach()
     assert float((got - want).abs().max()) <= 0.05 * float(want.abs().max())
+
+
+def test_an_observer_as_the_documentation_prints_it(model, x):
+    @register_observer
+    class Observer(BaseObserver):
+        TYPE = "documented"
+
+        def __init__(self, config, qdesc):
+            super(Observer, self).__init__(config, qdesc)  # noqa: UP008
+
+        def calc_minmax(self):
+            assert len(self.data_cache) > 0
+            data = torch.cat(self.data_cache, axis=1)
+            self.reset_data_cache()
+            assert len(self.data_cache) == 0
+            self.min_val, self.max_val = data.amin(1) / 2, data.amax(1) / 2
+            return self.min_val, self.max_val
+
+    cfg = parse_qconfig(YAML)
+    cfg.W.OBSERVER.TYPE = cfg.A.OBSERVER.TYPE = "documented"
+    qmodel = QuantModel(model, cfg, x)
+    qmodel.prepare_calibration()
+    for batch in (x, 2 * x):
+        qmodel(batch)
+    qmodel.calc_qparams()
+    seen = quantizers(qmodel.model)["bitwright.quantizers.x"]
+    assert float(seen.scale) == pytest.approx(float(x.max() - x.min()) / 255, rel=1e-6)
+    steps = model.first.weight.detach().flatten(1).abs().amax(1) / 2 / 127
+    assert torch.allclose(qmodel.model.first.weight_quantizer.scale, steps, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("members", "said"),
+    [
+        ({"calc_qparams": lambda self: (self.scale, self.zero_point)}, "calc_qparams would not be called: an observer"),
+        ({"_qparams_preprocess": lambda self, x: None}, "_qparams_preprocess would not be called"),
+        ({"_forward": lambda self, x: x}, "_forward takes x, scale and zero_point: too many positional arguments"),
+    ],
+)
+def test_what_would_not_be_called_is_refused(members, said):
+    known = METHODS.names()
+    with pytest.raises(ConfigError, match=f"Mine.{said}"):
+        register_quantizer(type("Mine", (BaseQuantizer,), {"TYPE": "mine", **members}))
+    with pytest.raises(ConfigError, match=r"Own.update would not be called: .* ranges in calc_minmax"):
+        register_observer(type("Own", (BaseObserver,), {"TYPE": "own", "update": lambda self, x: None}))
+    assert METHODS.names() == known
 
 
 def test_registered_classes_can_be_derived_from():

@@ -24,23 +24,23 @@ class Granularity(Enum):
     GROUPWISE = 2
 
 
-class DataCache:
-    """The batches that an old observer was shown."""
+class DataCache(list[Tensor]):
+    """The batches that an old observer has been shown; as a list, each with its channels first: (channels, n)."""
 
     def __init__(self, observer: Observer) -> None:
+        super().__init__()
         self._observer = observer
         self._batches: list[Tensor] = []
-
-    def __len__(self) -> int:
-        return len(self._batches)
 
     def update(self, data: Tensor) -> None:
         """Keep one batch."""
         self._batches.append(data)
+        self.append(as_rows(data, self._observer.spec).transpose(0, 1).flatten(1))  # from (outer, channel, inner)
 
     def reset(self) -> None:
-        """Forget all batches."""
+        """Let go of all batches."""
         self._batches = []
+        self.clear()
 
     def get_data_cache(self) -> list[Tensor]:
         """The batches."""
@@ -52,12 +52,11 @@ class DataCache:
 
     def get_data_for_calibration(self, granularity: Granularity) -> Tensor:
         """All values: (n,) layerwise, or (channels, n)."""
-        if not self._batches:
+        if not self:
             raise CalibrationError("no data was seen: run the model after prepare_calibration()")
         if granularity is Granularity.LAYERWISE:
             return torch.cat([batch.reshape(-1) for batch in self._batches])
-        rows = [as_rows(batch, self._observer.spec) for batch in self._batches]  # (outer, channel, inner)
-        return torch.cat([row.transpose(0, 1).flatten(1) for row in rows], 1)
+        return torch.cat(self, 1)
 
 
 class _Described:
@@ -121,6 +120,10 @@ class BaseObserver(_Described, Observer):
         data = cache.get_data_for_calibration(Granularity.CHANNELWISE) if c_first else torch.cat(cache.get_data_cache())
         cache.reset()
         return data
+
+    def reset_data_cache(self) -> None:
+        """Let go of all batches."""
+        self.data_cache.reset()
 
     def calc_minmax(self) -> tuple[Tensor, Tensor]:
         """The lowest and highest value to represent, one for each scale."""
