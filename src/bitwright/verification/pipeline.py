@@ -99,12 +99,7 @@ def verify(
             runtime.timeout = timeout
             asked = runtimes is not None or runtime is chosen[0]
             try:
-                try:
-                    found = _prove(model, file, record, runtime, data, progress)
-                    if latency and not runtime.stands_in:
-                        _measure(found, runtime, file, twin, feeds_of(model, file, data[0]))
-                except RuntimeDied as error:
-                    found = _crashed(runtime, file, feeds_of(model, file, data[0]), error)
+                found = _prove_and_measure(model, file, record, runtime, data, twin if latency else None, progress)
                 missed = bounds.missed_by(found) if bounds is not None else []
                 if missed and not asked:
                     raise VerifyError("; ".join(missed) + (f"; {found.diagnosis}" if found.diagnosis else ""))
@@ -120,13 +115,26 @@ def verify(
     return proof
 
 
-def _measure(
-    proof: RuntimeProof, runtime: Runtime, file: LoadedFile, twin: LoadedFile, feeds: Mapping[str, np.ndarray]
-) -> None:
-    """Measure speed and memory of a file against the float network."""
-    proof.latency = measure_latency(runtime, file, twin, feeds)
-    add_float_times(proof, runtime, twin, feeds)
-    proof.memory = measure_memory(runtime, file, twin, feeds, proof.latency.batch)
+def _prove_and_measure(
+    model: nn.Module,
+    file: LoadedFile,
+    record: ExportRecord,
+    runtime: Runtime,
+    data: list[Inputs],
+    twin: LoadedFile | None,
+    show: bool | None,
+) -> RuntimeProof:
+    """Prove the file in one runtime, and measure speed and memory against its float ``twin``, if there is one."""
+    feeds = feeds_of(model, file, data[0])
+    try:
+        proof = _prove(model, file, record, runtime, data, show)
+        if twin is not None and not runtime.stands_in:
+            proof.latency = measure_latency(runtime, file, twin, feeds)
+            add_float_times(proof, runtime, twin, feeds)
+            proof.memory = measure_memory(runtime, file, twin, feeds, proof.latency.batch)
+    except RuntimeDied as error:
+        return _crashed(runtime, file, feeds, error)
+    return proof
 
 
 def add_violations(proof: Proof, backend: Backend, file: LoadedFile) -> None:
