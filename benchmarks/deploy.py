@@ -77,13 +77,14 @@ def measure(name: str, backend: str, console: Console) -> None:
         runtime = RUNTIMES.get(backend)()
         loaded: Any = format_of(file.path).read(file.path)
         feeds, more = ({loaded.inputs[0]: x.numpy()} for x in (sample, tried))
+        plain = bw.export(qmodel, folder / f"float{file.path.suffix}", format=format, quantized=False).path
         sessions = {
             "ours": runtime.session(loaded, threads=1),
-            "float": runtime.session(loaded.float_twin(), threads=1),
+            "float": runtime.session(format_of(plain).read(plain), threads=1),
         }
         try:
             calibrating = {loaded.inputs[0]: batch.numpy()}
-            sessions["rival"] = rival(backend, name, model, qmodel, folder, calibrating)
+            sessions["rival"] = rival(backend, name, model, plain, calibrating)
         except ImportError as error:
             console.print(f"{name} in {backend}: no rival, {error.name} is not installed")
         times = best_times(sessions, feeds)
@@ -91,14 +92,11 @@ def measure(name: str, backend: str, console: Console) -> None:
     say(name, proof.runtimes[backend], times, noise, console)
 
 
-def rival(
-    backend: str, name: str, model: torch.nn.Module, qmodel: torch.nn.Module, folder: Path, feeds: Feeds
-) -> Session:
+def rival(backend: str, name: str, model: torch.nn.Module, float_file: Path, feeds: Feeds) -> Session:
     """What the runtime's own quantizer makes of a network."""
     if backend == "inductor":
         compiled = inductor_rival(model, torch.from_numpy(next(iter(feeds.values()))))
         return lambda given: {"": compiled(torch.from_numpy(next(iter(given.values())))).numpy()}
-    float_file = bw.export(qmodel, folder / "float.onnx", quantized=False).path
     if backend == "openvino":
         return openvino_rival(float_file, feeds, transformer=name in ENCODERS)
     return onnxruntime_rival(float_file, feeds)

@@ -103,6 +103,9 @@ class Layer(nn.Module):
         values = None if bias is None else torch.from_numpy(bias).double() * steps.double()
         self.stored = StoredConstants(stored, values, [steps])
 
+    def products(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        return self._layer[0].compute(x, weight, bias)
+
 
 def _weighted(draw: Draw, channels: int) -> tuple[np.ndarray, np.ndarray | None]:
     """Scales of a weight and a bias."""

@@ -21,7 +21,7 @@ def found_in(cases, runtime: str, case: str) -> RuntimeProof:
 def test_everything_that_can_runs_in_integers(cases) -> None:
     expected = {
         ("onnxruntime", "residual"): {"conv2d": (3, 3), "add": (1, 1), "linear": (1, 1)},
-        ("onnxruntime", "mixture"): {"conv2d": (2, 2), "conv1d": (1, 1), "conv_transpose2d": (0, 1)},
+        ("onnxruntime", "mixture"): {"conv2d": (2, 2), "conv1d": (1, 1), "conv_transpose2d": (1, 1)},
         # The biases of layers on sequences are added in float.
         ("onnxruntime", "attention"): {"linear": (2, 2), "matmul": (2, 2), "add": (1, 3)},
     }
@@ -41,9 +41,8 @@ def test_float_operators_are_named_with_their_reasons(cases) -> None:
     assert found.coverage < 1.0
     assert found.coverage_multiply_adds == 1.0
     found = found_in(cases, "onnxruntime", "mixture")
-    up = next(o for o in found.floats if o.name == "up")
-    assert (up.kind, up.runs_as) == ("conv_transpose2d", "ConvTranspose")
-    assert up.reason == "onnxruntime has no integer transposed convolution"
+    up = next(o for o in found.operators if o.name == "up")
+    assert (up.kind, up.runs_as, up.integer) == ("conv_transpose2d", "QLinearConv", True)
 
 
 class FloatParts(nn.Module):

@@ -23,8 +23,9 @@ SPLIT_ATTENTION = "schedules: {decompose_attention: true} shows its products"
 # 0.111 and 0.101 ms.
 _NOT_SPLIT = ", and it was not split (split_activations in the notes says why)"
 
-# Transposed convolutions have no integer kernel, but onnxruntime quantizes a float weight between quantized tensors,
-# per tensor and unasked. It leaves alone a weight that Bitwright quantized per channel.
+# Transposed convolutions have no integer kernel: files have convolutions in their place (see exporting/interleaved.py).
+# Those that cannot be written that way stay between quantizers. onnxruntime quantizes a float weight there unasked, per
+# tensor. A weight that Bitwright has quantized, per channel, it leaves alone.
 _RESULT_QUANTIZED = (*CONVOLUTIONS, "add", "mul", "cat", *AVERAGE_POOLS, "leaky_relu", "sigmoid", "softmax")
 _RESULT_FREE = ("linear", "matmul")
 
@@ -42,6 +43,7 @@ ONNXRUNTIME = register_backend(
             "integer": dict.fromkeys(_RESULT_QUANTIZED, "both") | dict.fromkeys(_RESULT_FREE, "inputs"),
             "fused": RELUS,
             "conditions": {"softmax": _wrong_where_flat},
+            "transposed_as_convolutions": True,
             "dynamic_lstm": True,
             "split_activations": True,
             "norms_as_convolutions": True,

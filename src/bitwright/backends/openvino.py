@@ -173,6 +173,7 @@ OPENVINO = register_backend(
             "norms_as_convolutions": False,
             "scaled_results": False,
             "dequantizes_apart": False,
+            "transposed_as_convolutions": False,
             "reasons": {
                 "batch_norm": "no convolution or linear layer before it to fold into",
                 "mul": "OpenVINO fuses it with its neighbours in float",

@@ -147,6 +147,8 @@ class OperatorRules(Strict):
     float_apart: bool = False
     """Whether files keep OpenVINO from computing other values, by guards around what stays float, as it moves scales
     into that, and after what it would scale twice, round or clip, and by how biases and weights are written."""
+    transposed_as_convolutions: bool = False
+    """Whether files write transposed convolutions as convolutions with the same values, interleaved afterwards."""
     dynamic_lstm: bool = False
     """Whether ``nn.LSTM`` computes on integer weights, with ranges that are found while it runs."""
     split_attention: bool = False

@@ -16,6 +16,7 @@ from bitwright.backends import OperatorRules
 from bitwright.errors import ExportError
 from bitwright.exporting import rewrites
 from bitwright.exporting.guards import guard
+from bitwright.exporting.interleaved import InterleavedLayer, Interleaving, can_interleave
 from bitwright.exporting.modules import (
     Call,
     ComputedWeightFunction,
@@ -132,6 +133,7 @@ class _Deploying:
     def __init__(self, twin: nn.Module, clean: bool = False) -> None:
         self.twin, self.clean = twin, clean
         self.rules = ledger_of(twin).backend.operators if is_prepared(twin) and not clean else OperatorRules()
+        self.results: dict[nn.Module, list[TensorQuantizer]] = {}  # of the calls of transposed convolutions
         self.origins: dict[str, Origin] = {}
         self.names = {id(quantizer): name for name, quantizer in quantizers(twin).items()}
         self.in_graphs: set[int] = set()
@@ -182,7 +184,10 @@ class _Deploying:
         self.origins[f"{name}.stored"] = self.origins[name]
         weight_site = self._site(layer.weight_quantizer, "weight", f"{name}.weight")
         input_site = self._site(own, "activation") if isinstance(own, TensorQuantizer) else None
-        return DeployedLayer(layer, weight_site, input_site)
+        way = Interleaving.of(layer) if len(self.results.get(layer, ())) == len(layer.calls) else None
+        if way is None:
+            return DeployedLayer(layer, weight_site, input_site)
+        return InterleavedLayer(layer, way, self.results[layer], weight_site, input_site)
 
     def _deployed_lstm(self, layer: DynamicLSTM, name: str) -> nn.Module:
         if not layer.is_active():
@@ -221,9 +226,20 @@ class _Deploying:
             rewrites.drop_redundant_activations(model, dict(model.named_modules()))
             drop_idle_casts(model)
         rewrites.requantize_carried(model, dict(model.named_modules()))
+        if self.rules.transposed_as_convolutions:
+            self._note_results(model)
         if not self.clean:
             guard(model, dict(model.named_modules()), apart=self.rules.float_apart)
         self.name_calls(model, prefix, placed)
+
+    def _note_results(self, model: CapturedModel) -> None:
+        """Note what quantizes the results of transposed convolutions, call by call."""
+        modules = dict(model.named_modules())
+        for node in model.graph.nodes:
+            layer: Any = modules.get(str(node.target)) if node.op == "call_module" else None
+            quantizer = rewrites.plain_quantizer_after(node, modules)
+            if quantizer is not None and can_interleave(layer, node):
+                self.results.setdefault(layer, []).append(quantizer)
 
     def _deploy_function(self, model: CapturedModel, node: fx.Node, function: QuantFunction, prefix: str) -> None:
         """Store the weight and bias of a function as integers where they are constants."""

@@ -107,7 +107,8 @@ class DeployedLayer(_InPlaceOf):
         self._layer = (layer,)
         weight, bias = layer.folded_weight()
         scales = [layer.bias_scale(call) for call in range(len(layer.calls))]
-        self.stored = StoredConstants(as_integers(weight, layer.weight_quantizer, weight_site), bias, scales)
+        stored = as_integers(weight, layer.weight_quantizer, weight_site)
+        self.stored = StoredConstants(*self.lay_out(stored, bias, scales))
         own = layer.input_quantizer
         self.own_quantizer = deployed(own, input_site) if isinstance(own, TensorQuantizer) else None
         self.quantizers = nn.ModuleList(deployed(getattr(q, "quantizer", q)) for q in layer.calls)
@@ -121,7 +122,22 @@ class DeployedLayer(_InPlaceOf):
         arranged = layer.arrange(x)
         if arranged is not x:
             arranged = self.quantizers[call](arranged)  # values are on the grid, but runtimes look for a quantizer here
-        return layer.compute(self.stored.guard(arranged), *self.stored(call), *args, **kwargs)
+        return self.compute(self.stored.guard(arranged), *self.stored(call), call, *args, **kwargs)
+
+    def lay_out(
+        self, weight: IntegerTensor | TableTensor, bias: Tensor | None, scales: Sequence[Tensor | None]
+    ) -> tuple[IntegerTensor | TableTensor, Tensor | None, Sequence[Tensor | None]]:
+        """The constants as the operator of the file needs them: weight, bias, and the bias's scale for each call."""
+        return weight, bias, scales
+
+    def compute(self, x: Tensor, weight: Tensor, bias: Tensor | None, call: int, *args: Any, **kwargs: Any) -> Tensor:
+        """The operator itself."""
+        return self._layer[0].compute(x, weight, bias, *args, **kwargs)
+
+    def products(self, x: Tensor, weight: Tensor, bias: Tensor | None, *args: Any, **kwargs: Any) -> Tensor:
+        """The sums of products, in the order that the weight has in the file."""
+        layer = self._layer[0]
+        return layer.compute(layer.arrange(x), weight, bias, *args, **kwargs)
 
     def extra_repr(self) -> str:
         """Show the layer's settings."""
@@ -139,7 +155,11 @@ class DeployedFunction(nn.Module):
 
     def forward(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Compute with the dequantized constants."""
-        return self.function(self.stored.guard(input), *self.stored(), *args, **kwargs)
+        return self.products(self.stored.guard(input), *self.stored(), *args, **kwargs)
+
+    def products(self, x: Tensor, weight: Tensor, bias: Tensor | None, *args: Any, **kwargs: Any) -> Tensor:
+        """The sums of products."""
+        return self.function(x, weight, bias, *args, **kwargs)
 
     def extra_repr(self) -> str:
         """Name the function."""

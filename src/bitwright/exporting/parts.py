@@ -48,6 +48,7 @@ class Site:
         spec: how it is quantized, as text.
         signed: whether its integers are.
         placed: whether it is in a graph, so that each run of the model must pass it.
+        phases: the groups and strides of a transposed convolution whose weight is stored as that of a convolution.
     """
 
     quantizer: str
@@ -56,6 +57,7 @@ class Site:
     spec: str
     signed: bool
     placed: bool = False
+    phases: tuple[int, ...] = ()
 
 
 class Part(nn.Module):

@@ -34,6 +34,7 @@ class ExportedTensor:
         tensor: the file's tensor of its integers (or fp8 numbers); empty if the file has none.
         shift: added to each integer in the file: 128 if int8 is written as uint8.
         reason: why the file has no such tensor.
+        phases: the groups and strides of a transposed convolution whose weight is stored as that of a convolution.
     """
 
     quantizer: str
@@ -44,6 +45,7 @@ class ExportedTensor:
     tensor: str = ""
     shift: int = 0
     reason: str = ""
+    phases: tuple[int, ...] = ()
 
     @property
     def excused(self) -> bool:
@@ -120,6 +122,8 @@ def _read(cls: type[Any], data: Mapping[str, Any]) -> Any:  # noqa: ANN401
         wanted = kinds.get(getattr(field.type, "__name__", ""))
         if wanted is not None and type(getattr(made, field.name)) is not wanted:
             raise TypeError(f"{cls.__name__}.{field.name} is not a {wanted.__name__}")
+    if not all(type(count) is int and count > 0 for count in data.get("phases", ())):
+        raise ValueError(f"the phases of {data.get('name')!r} are not numbers above 0")
     return made
 
 

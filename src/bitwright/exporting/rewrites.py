@@ -9,6 +9,7 @@ from bitwright.preparation import Verdict, decision_on
 from bitwright.quantizer import TensorQuantizer
 
 Modules = dict[str, nn.Module]
+_BYTE = 8  # bits
 
 
 def drop_redundant_activations(model: CapturedModel, modules: Modules) -> None:
@@ -78,6 +79,17 @@ def _leads_to_quantized(model: CapturedModel, modules: Modules) -> set[fx.Node]:
             elif (decision := decision_on(user)) is not None and decision.verdict is Verdict.INTEGER:
                 reach.add(node)
     return reach
+
+
+def plain_quantizer_after(node: fx.Node, modules: Modules) -> TensorQuantizer | None:
+    """The quantizer that alone reads a node's result, if it has one scale and evenly spaced integers."""
+    return _plain(_module(next(iter(node.users)), modules)) if len(node.users) == 1 else None
+
+
+def _plain(module: nn.Module | None) -> TensorQuantizer | None:
+    if not isinstance(module, TensorQuantizer) or not module.quantizes or module.spec.format.floating:
+        return None
+    return module if module.uniform and not module.scale.ndim and module.spec.bits <= _BYTE else None
 
 
 def averages_planes(node: fx.Node, modules: Modules) -> bool:

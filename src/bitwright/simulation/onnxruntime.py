@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
+from bitwright.exporting.interleaved import InterleavedLayer
 from bitwright.exporting.modules import Call, DeployedFunction, DeployedLayer
 from bitwright.exporting.parts import IntegerTensor
 from bitwright.nn.operators.base import argument, each_dimension
@@ -29,6 +30,7 @@ from bitwright.simulation.arithmetic import GLOBAL_AVERAGE_POOL, Arithmetic, Ope
 from bitwright.simulation.grid import Grid, Quantized, weight_integers
 
 ONNXRUNTIME = register_arithmetic(Arithmetic("onnxruntime"))
+_Stored = DeployedLayer | DeployedFunction
 _NUMBER = "onnxruntime computes with a number or a float tensor in float"
 
 
@@ -41,8 +43,8 @@ def _not_a_pair(node: fx.Node, module: nn.Module) -> str:
 
 def _not_a_layer(node: fx.Node, module: nn.Module) -> str:
     """Why a layer is not computed in integers."""
-    weight = module.stored.weight if isinstance(module, DeployedLayer | DeployedFunction) else None
-    if not isinstance(module, DeployedLayer | DeployedFunction) or not isinstance(weight, IntegerTensor):
+    weight = module.stored.weight if isinstance(module, _Stored) else None
+    if not isinstance(module, _Stored) or not isinstance(weight, IntegerTensor):
         return "its weight is not stored in integers"
     if weight.group is not None or weight.integers.dtype not in (torch.int8, torch.uint8):
         return "onnxruntime multiplies 8-bit weights, with one scale or one per output channel"
@@ -58,10 +60,7 @@ def _bias(module: Any, call: Any) -> nn.Module:  # noqa: ANN401
 def _products(module: Any, x: Quantized, *args: Any, call: int = 0, **kwargs: Any) -> Tensor:  # noqa: ANN401
     """A layer's sums of products, as integers in float64, which is exact."""
     weight, centred = weight_integers(module.stored.weight).to(x.integers.device), x.centred.double()
-    if isinstance(module, DeployedFunction):
-        return module.function(centred, weight, None, *args, **kwargs)
-    layer = module._layer[0]
-    return layer.compute(layer.arrange(centred), weight, None, *args, **kwargs)
+    return module.products(centred, weight, None, *args, **kwargs)
 
 
 def _as_int32(sums: Tensor) -> Tensor:
@@ -87,6 +86,19 @@ def conv(operation: Operation, x: Quantized, *args: Any, **kwargs: Any) -> Tenso
         sums = sums + bias.integers.to(sums.device).double().reshape(-1, *spatial)
     scale = x.grid.scale * module.stored.weight.scale.to(sums.device).float()
     return _requantize(_as_int32(sums), scale.reshape(-1, *spatial), operation.output)
+
+
+def _not_in_phases(node: fx.Node, module: nn.Module) -> str:
+    """Why a transposed convolution is not computed in integers."""
+    split = isinstance(module, InterleavedLayer)
+    return _not_a_layer(node, module) if split else "onnxruntime has no integer transposed convolution"
+
+
+@ONNXRUNTIME.kernel("conv_transpose1d", "conv_transpose2d", "conv_transpose3d", refusal=_not_in_phases)
+def conv_transpose(operation: Operation, x: Quantized, *args: Any, **kwargs: Any) -> Tensor:
+    """QLinearConv, whose results are interleaved."""
+    module: Any = operation.module
+    return module.way.interleave(conv(operation, x, *args, **kwargs))
 
 
 @ONNXRUNTIME.kernel("linear", result_free=True, refusal=_not_a_layer)

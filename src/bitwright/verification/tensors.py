@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from bitwright.exporting import ExportedTensor
+from bitwright.exporting.interleaved import split_into_phases
 from bitwright.quantizer import TensorQuantizer, quantizers
 from bitwright.verification.proof import TensorCheck
 
@@ -140,7 +141,10 @@ class TensorTally:
         key = (entry.quantizer, entry.call)
         if key not in self._checks and entry.tensor:
             check = self._checks[key] = TensorCheck(entry.name, kind="weight")
-            self._tally(check, entry, quantizer, quantizer.integers(x), self._stored(entry.tensor))
+            ours = quantizer.integers(x)
+            if len(entry.phases) == ours.ndim - 1 and not len(ours) % entry.phases[0]:
+                ours = split_into_phases(ours, entry.phases[0], entry.phases[1:])
+            self._tally(check, entry, quantizer, ours, self._stored(entry.tensor))
 
     def _compare(
         self, entry: ExportedTensor, quantizer: TensorQuantizer, x: Tensor, theirs: np.ndarray | None

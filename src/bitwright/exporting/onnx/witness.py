@@ -52,7 +52,8 @@ class Witness:
         if self.value is None:
             return ExportedTensor(*kept, reason=self.reason)
         written_unsigned = site.signed and self.value.dtype == ir.DataType.UINT8
-        return ExportedTensor(*kept, tensor=self.value.name, shift=128 if written_unsigned else 0)
+        shift = 128 if written_unsigned else 0
+        return ExportedTensor(*kept, tensor=self.value.name, shift=shift, phases=site.phases)
 
 
 def optimize(model: Any, parts: list[Part]) -> list[Witness]:  # noqa: ANN401

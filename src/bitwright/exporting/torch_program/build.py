@@ -75,7 +75,7 @@ def kind_of(node: fx.Node) -> str:
 def _entries(module: str, site: Any, stored: bool, nodes: list[str]) -> list[ExportedTensor]:  # noqa: ANN401
     plain = (site.name, site.kind, site.spec)
     if stored:
-        return [ExportedTensor(site.quantizer, 0, *plain, tensor=f"{module}.integers")]
+        return [ExportedTensor(site.quantizer, 0, *plain, tensor=f"{module}.integers", phases=site.phases)]
     if not nodes and site.placed:
         raise ExportError(f"the exporter lost the quantizer of {site.name}: nothing was written")
     if not nodes:
