@@ -346,7 +346,7 @@ def test_violation_spoils_the_proof_and_is_told(tmp_path: Path) -> None:
     (broken,) = [v for v in proof.violations if not v.advice]
     assert (proof.ok, broken.constraint, broken.where) == (False, "tensorrt-residual", "add (Add)")
     assert "leave that result float: a rule for the layer with output: float" in str(proof)
-    assert proof.to_dict()["violations"][0]["mend"] == broken.mend
+    assert proof.to_dict()["violations"][0]["fix"] == broken.fix
     allowed = proven(model, x, tmp_path, limits={"violations": None})
     assert (allowed.ok, allowed.violations) == (True, proof.violations)
     assert f"VIOLATED: {broken}" in str(allowed)

@@ -175,7 +175,7 @@ def _count(node: Any) -> int | None:  # noqa: ANN401
 
 
 def _bypass(quantizer: Any) -> None:  # noqa: ANN401
-    """Let those who read a tensor's dequantized integers read the tensor itself."""
+    """Make readers of a tensor's dequantized integers read the tensor itself."""
     source, low = quantizer.input_value(0), quantizer.input_value(1).get_node()
     at_zero = low.get_type_name() == "Constant" and not np.any(low.data)
     if at_zero and source.get_node().get_type_name() in _BEFORE_RELU:

@@ -1,4 +1,4 @@
-"""Rest: what the float model makes of a unit's results, for a loss on the predictions (PD-Quant; Liu et al. 2023)."""
+"""Rest: the float model's predictions from a unit's results, for a loss on them (PD-Quant; Liu et al. 2023)."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any

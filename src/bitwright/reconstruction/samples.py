@@ -32,7 +32,7 @@ class Samples:
         quantized: the inputs in the quantized model.
         exact: the inputs in the float model.
         targets: the results of the float model to approximate.
-        call: the unit in float, to find out whether it treats each sample by itself.
+        call: the unit in float, to find out whether it treats samples separately.
         rest: the rest of the model, where predictions count.
     """
 

@@ -211,7 +211,7 @@ class RuntimeProof:
     def coverage(self) -> float | None:
         """Share of the executed operators that ran in integers, by number.
 
-        A layer of which the runtime does not tell how it ran counts as one that did not.
+        A layer counts as not in integers if the runtime does not tell how it ran.
         """
         total = len(self.operators) + len(self.unweighed)
         return sum(o.integer for o in self.operators) / total if self.operators else None
@@ -308,29 +308,29 @@ class Violation:
         constraint: the name of what is demanded.
         where: the operator, layer or tensor.
         problem: what is wrong there.
-        mend: how to mend it.
+        fix: how to fix it.
         advice: whether the target runs such files all the same, only not as well: it is told, and keeps no proof back.
     """
 
     constraint: str
     where: str
     problem: str
-    mend: str
+    fix: str
     advice: bool = False
 
     def __str__(self) -> str:
-        return f"{self.constraint}: {self.where} {self.problem}; {self.mend}"
+        return f"{self.constraint}: {self.where} {self.problem}; {self.fix}"
 
 
 def violations_in_words(violations: Iterable[Violation]) -> list[str]:
     """One line for all places with the same problem."""
     groups: dict[tuple[str, str, str], list[str]] = {}
     for v in violations:
-        groups.setdefault((v.constraint, v.problem, v.mend), []).append(v.where)
+        groups.setdefault((v.constraint, v.problem, v.fix), []).append(v.where)
     lines = []
-    for (constraint, problem, mend), places in groups.items():
+    for (constraint, problem, fix), places in groups.items():
         more = f" and {len(places) - _NAMED} more: each" if len(places) > _NAMED else ""
-        lines.append(f"{constraint}: {', '.join(places[:_NAMED])}{more} {problem}; {mend}")
+        lines.append(f"{constraint}: {', '.join(places[:_NAMED])}{more} {problem}; {fix}")
     return lines
 
 

@@ -58,7 +58,7 @@ def _computes_on_integers(value: Any) -> bool:  # noqa: ANN401
 
 
 def join_gelu(model: Any) -> None:  # noqa: ANN401
-    """Let a GELU of a quantized tensor read it from one operator.
+    """Make a GELU of a quantized tensor read it from one operator.
 
     onnxruntime dequantizes a tensor once for each reader, and no longer sees that the two parts of x · (1 + erf(x/√2))
     read the same.

@@ -1,4 +1,4 @@
-"""Activations: functions of each value by itself."""
+"""Activations: functions of each value separately."""
 
 import torch
 import torch.nn.functional as F

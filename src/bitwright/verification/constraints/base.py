@@ -17,7 +17,7 @@ class Finding(NamedTuple):
 
     where: str
     problem: str
-    mend: str
+    fix: str
 
 
 Check = Callable[[View], Iterable[Finding]]
@@ -73,5 +73,5 @@ def constraints_of(backend: Backend) -> list[Constraint]:
 def violations_of(constraints: Iterable[Constraint], view: View) -> Iterator[Violation]:
     """Where a file breaks constraints."""
     for constraint in constraints:
-        for where, problem, mend in constraint.check(view):
-            yield Violation(constraint.name, where, problem, mend, constraint.advice)
+        for where, problem, fix in constraint.check(view):
+            yield Violation(constraint.name, where, problem, fix, constraint.advice)

@@ -43,8 +43,8 @@ def biases(view: View) -> Iterator[Finding]:
     for node in view.operators(*LAYERS) if view.format == "qualcomm-2.0.0" else ():
         weight, bias = view.read(node, 1), view.bias(node)
         if weight is not None and weight.kind == "weight" and bias and bias not in encoded:
-            mend = "export a version before 2.0.0, or quantize its input: integer biases need both scales"
-            yield Finding(view.named(node), "has a bias without an int32 encoding", mend)
+            fix = "export a version before 2.0.0, or quantize its input: integer biases need both scales"
+            yield Finding(view.named(node), "has a bias without an int32 encoding", fix)
 
 
 @register_constraint("qualcomm-gaps", source="qualcomm/aimet discussion 3902")

@@ -48,5 +48,5 @@ def sigmoid(view: View) -> Iterator[Finding]:
         joined = {n.op_type for name in (made.results if made else ()) for n in view.readers.get(name, [])}
         if made is not None and "Concat" not in joined and not np.allclose(made.scale, 1 / 127, rtol=1e-5):
             problem = f"produces {made.name} with the scale {float(np.ravel(made.scale)[0]):.6g}, not 1/127"
-            mend = "give it the observer FixedRangeObserver, as the backend does"
-            yield Finding(view.named(node), problem, mend)
+            fix = "give it the observer FixedRangeObserver, as the backend does"
+            yield Finding(view.named(node), problem, fix)

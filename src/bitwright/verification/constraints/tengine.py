@@ -35,5 +35,5 @@ def outputs(view: View) -> Iterator[Finding]:
     for name in view.outputs:
         maker = view.makers.get(name)
         if name not in quantized and maker is not None and any(i in quantized for i in maker.input):
-            mend = "ask for its result as 'uint8 affine tensor' with a rule"
-            yield Finding(name, "is a result in float, computed from quantized tensors", mend)
+            fix = "ask for its result as 'uint8 affine tensor' with a rule"
+            yield Finding(name, "is a result in float, computed from quantized tensors", fix)

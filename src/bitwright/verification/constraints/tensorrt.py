@@ -83,8 +83,8 @@ def residual(view: View) -> Iterator[Finding]:
         if found:
             layer = view.named(view.makers[found[0].source])
             problem = f"reads the result of {layer} through Q/DQ, which stops TensorRT from fusing the two"
-            mend = "leave that result float: a rule for the layer with output: float"
-            yield Finding(view.named(node), problem, mend)
+            fix = "leave that result float: a rule for the layer with output: float"
+            yield Finding(view.named(node), problem, fix)
 
 
 def _only_reader(view: View, name: str) -> bool:
@@ -110,8 +110,8 @@ def shapes(view: View) -> Iterator[Finding]:
         weight = view.read(node, 1)
         sizes = view.shapes.get(weight.results[0], []) if weight is not None and weight.kind == "weight" else []
         if sizes and None not in sizes and (why := _too_small(view, node, [s or 0 for s in sizes])):
-            mend = "leave it float with --skip or a rule, and see which is faster"
-            yield Finding(view.named(node), f"{why}, which Model Optimizer leaves float", mend)
+            fix = "leave it float with --skip or a rule, and see which is faster"
+            yield Finding(view.named(node), f"{why}, which Model Optimizer leaves float", fix)
 
 
 def _too_small(view: View, node: "onnx.NodeProto", sizes: list[int]) -> str:

@@ -48,8 +48,8 @@ def shifts(view: View) -> Iterator[Finding]:
         shift = weight + given - made
         if not 0 <= shift <= _MOST_SHIFT:
             problem = f"shifts its sums by {weight} + {given} - {made} = {shift} bits, not by 0 to {_MOST_SHIFT}"
-            mend = f"give its result the fix position {min(max(made, weight + given - _MOST_SHIFT), weight + given)}"
-            yield Finding(view.named(node), problem, mend)
+            fix = f"give its result the fix position {min(max(made, weight + given - _MOST_SHIFT), weight + given)}"
+            yield Finding(view.named(node), problem, fix)
 
 
 @register_constraint("vitis-operands", source=_SOURCE, advice=True)

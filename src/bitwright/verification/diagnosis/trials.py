@@ -67,7 +67,7 @@ def seven_bits(subject: Subject) -> bool:
 
 @register_trial("bias precision", "it rounds the bias: without a bias it does not deviate", "prevents")
 def without_bias(subject: Subject) -> bool:
-    """Let the bias be 0."""
+    """Set the bias to 0."""
     stored = _stored(subject, 2)
     if stored is None:
         return False

@@ -66,7 +66,7 @@ def group_parameters(
 
 
 def freeze_parameters(model: nn.Module, patterns: Sequence[str]) -> None:
-    """Let the parameters that match learn no more."""
+    """Freeze the parameters that match."""
     count = 0
     for parameter in match_parameters(model, patterns):
         parameter.requires_grad_(False)
