@@ -236,3 +236,35 @@ def test_files_load_in_the_default_session(bits, dtype, opset, tmp_path):
     expected = model(x).detach().float().numpy()
     tolerance = 1e-5 if dtype == torch.float32 else 0.03 * float(np.abs(expected).max())
     assert np.abs(got.astype(np.float32) - expected).max() <= tolerance
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (lambda: quant_nn.QuantLinear(3, 4), (5, 3)),
+        (lambda: quant_nn.QuantConv2d(3, 4, 3), (2, 3, 6, 6)),
+        (lambda: quant_nn.QuantConv3d(2, 3, 2), (1, 2, 4, 4, 4)),
+        (lambda: quant_nn.QuantConvTranspose1d(3, 4, 3), (2, 3, 7)),
+    ],
+)
+def test_a_model_that_is_one_layer_exports(layer, shape):
+    x = torch.randn(shape)
+    made = calibrate(layer().eval(), x)
+    file = io.BytesIO()
+    with pq.enable_onnx_export():
+        torch.onnx.export(made, (x,), file)
+    session = onnxruntime.InferenceSession(file.getvalue())
+    (found,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+    expected = made(x).detach().numpy()
+    assert np.abs(found - expected).max() <= 2e-2 * np.abs(expected).max()
+    kinds = [node.op_type for node in onnx.load_from_string(file.getvalue()).graph.node]
+    assert kinds.count("DequantizeLinear") == 2
+
+
+def test_quantizers_without_a_range_are_named_before_a_file_is_written():
+    model = nn.Sequential(quant_nn.QuantLinear(3, 4), quant_nn.QuantLinear(4, 4))
+    with (
+        pq.enable_onnx_export(),
+        pytest.raises(RuntimeError, match=r"0._input_quantizer, 0._weight_.*, … have no range"),
+    ):
+        torch.onnx.export(model, (torch.randn(2, 3),), io.BytesIO())

@@ -147,7 +147,9 @@ class _Deploying:
             self.origins[name] = Origin(name, operator.name if operator is not None else "")
             if isinstance(module, CapturedModel):
                 self._deploy_graph(module, name)
-        replace_modules(twin, self._deployed_layers())
+        layers = self._deployed_layers()
+        replace_modules(twin, layers)
+        self.twin = twin = layers.get(twin, twin)
         self._deploy_own_quantizers()
         for region in [m for m in twin.modules() if isinstance(m, CapturedModel)]:
             region.delete_all_unused_submodules()  # an exporter's work grows with the square of parameters and buffers
@@ -181,8 +183,9 @@ class _Deploying:
         if not layer.weight_quantizer.enabled:
             return FloatLayer(layer)
         own = layer.input_quantizer
-        self.origins[f"{name}.stored"] = self.origins[name]
-        weight_site = self._site(layer.weight_quantizer, "weight", f"{name}.weight")
+        start = f"{name}." if name else ""
+        self.origins[f"{start}stored"] = self.origins[name]
+        weight_site = self._site(layer.weight_quantizer, "weight", f"{start}weight")
         input_site = self._site(own, "activation") if isinstance(own, TensorQuantizer) else None
         way = Interleaving.of(layer) if len(self.results.get(layer, ())) == len(layer.calls) else None
         if way is None:

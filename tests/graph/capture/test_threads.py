@@ -247,3 +247,27 @@ def test_an_error_in_one_thread_leaves_the_others_alone(traced_elsewhere):
         other = pool.submit(interrupted)
         GO_ON.set()
         assert other.result(60)
+
+
+FIRST_USE = """
+import threading, torch
+from torch import nn
+import bitwright
+from bitwright.graph.capture import patches
+
+def elsewhere():
+    with torch.device("cpu"):  # the first use in this process, while another thread records
+        torch.empty(0)
+
+with patches._RECORD(), patches._RUN():
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+with torch.device("meta"):
+    print(nn.Linear(2, 2).weight.is_meta, torch.zeros(2).is_meta)
+"""
+
+
+def test_devices_work_as_contexts_after_a_first_use_during_a_capture():
+    ran = subprocess.run([sys.executable, "-c", FIRST_USE], capture_output=True, text=True, check=True)
+    assert ran.stdout == "True True\n"

@@ -98,6 +98,8 @@ class _Patches:
             self._restore()
 
     def _install(self) -> None:
+        with torch.device("cpu"):  # it remembers torch's constructors when it is first used: these, not ours
+            torch.empty(0)
         with _optional("torch.compile"):
             if not settle_compiler():
                 self.undo.append(refresh_compiler)
