@@ -13,6 +13,7 @@ from torch import nn
 import bitwright as bw
 from bitwright.exporting import ExportedFile
 from bitwright.exporting.onnx.file import OnnxFile
+from bitwright.exporting.onnx.seal import write_sealed
 from bitwright.verification import RUNTIMES, register_runtime
 from bitwright.verification.diagnosis import TRIALS
 from bitwright.verification.runtimes.base import Session
@@ -162,6 +163,21 @@ def test_mistake_of_a_runtime_is_found(
         assert f"likely reason: {reason}" in page
     finally:
         RUNTIMES.unregister(name)
+
+
+def test_changed_file_is_named_as_the_reason(
+    exported: tuple[nn.Module, ExportedFile, torch.Tensor], tmp_path: Path
+) -> None:
+    model, file, x = exported
+    changed = onnx.load(file.path)
+    scale = next(i for i in changed.graph.initializer if i.name == "first.weight.scale")
+    scale.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(scale) * np.float32(1.5), scale.name))
+    write_sealed(changed, tmp_path / "changed.onnx")
+    proof = bw.verify(model, tmp_path / "changed.onnx", [x], latency=False, progress=False)
+    assert proof.ok is False
+    found = proof.runtimes["reference"].diagnosis
+    assert (found.reasons, found.tensor, found.alone) == (["file"], "relu", False)
+    assert "computes what the file says, which is not what the model computes" in str(proof)
 
 
 def test_runtime_that_does_not_deviate_needs_no_diagnosis(

@@ -50,15 +50,24 @@ class _Examination:
             whole = Subject(self.file.watching([self.tensor]).proto, self.tensor)
             cut = Cut(whole, dict(self.feeds))
             if self._gap(cut, whole, whole) <= _ALLOWED:
-                found.problem = (
-                    f"from the file's inputs on, {self.runtime.name} computes what ONNX defines; it deviates only "
-                    "while all tensors are watched"
-                )
+                self._blame(found)
                 return
         for trial in sorted(TRIALS.values(), key=lambda t: (t.rank, t.name)):
             if found.reasons and trial.rank > TRIALS.get(found.reasons[0]).rank:
                 break
             self._try(trial, cut, found)
+
+    def _blame(self, found: Diagnosis) -> None:
+        """Say what deviates where the runtime, from the file's inputs on, computes what ONNX defines."""
+        record, name = self.file.record, self.runtime.name
+        every = [t.tensor for t in record.tensors if t.tensor and t.kind == "activation"] if record is not None else []
+        seen = (self._watched(self.runtime, every), self._watched(self.book, [self.tensor]))
+        theirs, ours = (values[self.tensor].astype(np.int64) for values in seen)
+        if np.abs(ours - theirs).max(initial=0) <= _ALLOWED:
+            found.reasons.append("file")
+            found.words.append(f"{name} computes what the file says, which is not what the model computes")
+            return
+        found.problem = f"from the file's inputs on, {name} computes what ONNX defines; it deviates only while all tensors are watched"
 
     def _try(self, trial: Trial, cut: Cut, found: Diagnosis) -> None:
         changed = cut.subject.changed(trial.change)
