@@ -166,7 +166,7 @@ class Diagnosis:
     problem: str = ""
 
     def __str__(self) -> str:
-        where = "" if self.alone else " (within the whole file only)"
+        where = "" if self.alone or "file" in self.reasons else " (within the whole file only)"
         if self.reasons:
             pairs = zip(self.reasons, self.words, strict=True)
             return f"likely reason{where}: " + "; ".join(f"{reason}: {words}" for reason, words in pairs)

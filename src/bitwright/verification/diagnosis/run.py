@@ -67,7 +67,8 @@ class _Examination:
             found.reasons.append("file")
             found.words.append(f"{name} computes what the file says, which is not what the model computes")
             return
-        found.problem = f"from the file's inputs on, {name} computes what ONNX defines; it deviates only while all tensors are watched"
+        defined = f"from the file's inputs on, {name} computes what ONNX defines"
+        found.problem = f"{defined}; it deviates only while all tensors are watched"
 
     def _try(self, trial: Trial, cut: Cut, found: Diagnosis) -> None:
         changed = cut.subject.changed(trial.change)
