@@ -11,33 +11,31 @@ import bitwright as bw
 from bitwright.errors import ExportError
 from bitwright.quantizer import quantizers
 from tests.crashes import skip_crash_of_older_kernels
-from tests.zoo.random_nets import random_net
+from tests.zoo.random_nets import FAMILIES, proving, random_net
 
 RUNTIMES = ["onnxruntime", "openvino"]
-SEEDS = range(4)
+SEEDS = [(family, seed) for family in FAMILIES for seed in range(4 if family == "images" else 2)]
 
 
 def prove(net: nn.Module, x: Tensor, runtime: str, path: Path) -> None:
     pytest.importorskip(runtime)
-    data = [x, 0.7 * x]
-    model = bw.prepare(net.eval(), x, backend=runtime)
-    if not quantizers(model):
+    proof, wrong = proving.prove(net.eval(), x, runtime, path)
+    if proof is None:
         pytest.skip("nothing of this net runs in integers")
-    model = bw.calibrate(model, data)
-    proof = bw.verify(model, bw.export(model, path), data, runtimes=[runtime], latency=False)
     skip_crash_of_older_kernels(proof)
-    assert proof.ok, (net, proof.missed)
+    assert not wrong, (net, wrong)
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
-@pytest.mark.parametrize("seed", SEEDS)
-def test_a_random_net_is_proven(seed: int, runtime: str, tmp_path: Path) -> None:
-    net, x = random_net(seed)
+@pytest.mark.parametrize(("family", "seed"), SEEDS)
+def test_a_random_net_is_proven(family: str, seed: int, runtime: str, tmp_path: Path) -> None:
+    net, x = random_net(seed, family=family)
     prove(net, x, runtime, tmp_path / "net.onnx")
 
 
-def test_the_same_seed_gives_the_same_net() -> None:
-    (first, x), (second, y) = random_net(7), random_net(7)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_same_seed_gives_the_same_net(family: str) -> None:
+    (first, x), (second, y) = random_net(7, family=family), random_net(7, family=family)
     assert repr(first) == repr(second)
     assert torch.equal(x, y)
     for a, b in zip(first.parameters(), second.parameters(), strict=True):
@@ -166,6 +164,54 @@ def test_padding_that_openvino_misreads(layer: nn.Module, shape: tuple[int, ...]
 def test_layers_with_one_weight(runtime: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     prove(Shared(), torch.randn(2, 4, 8, 8), runtime, tmp_path / "net.onnx")
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_more_samples_than_channels(size: int, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net, x = nn.Sequential(nn.Conv1d(3, 3, 1), nn.ReLU(), nn.AdaptiveAvgPool1d(size)), torch.randn(2, 3, 8)
+    prove(net, x, "openvino", tmp_path / "net.onnx")
+    reasons = {entry.name: entry.reason for entry in bw.plan(net, None, x, backend="openvino").entries}
+    assert ("more samples than channels" in reasons["2"]) == (size != 2)
+
+
+class Largest(nn.Module):
+    """A call with two results, of which one is read, on a tensor that is quantized for a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention, self.last = nn.MultiheadAttention(8, 2, batch_first=True), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.attention(x, x, x)[0]
+        return y.max(1).values, self.last(y)
+
+
+def test_a_largest_value_of_more_samples_than_places(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    prove(Largest(), torch.randn(2, 6, 8), "openvino", tmp_path / "net.onnx")
+
+
+class Writing(nn.Module):
+    """Writes into its input, by way of a view."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.conv(x)
+        return y, F.silu(x.flatten(1), inplace=True)
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_each_run_gets_the_inputs_as_they_were(runtime: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, 8, 8)
+    model = bw.calibrate(bw.prepare(Writing().eval(), x.clone(), backend=runtime), [x.clone()])
+    file, data = bw.export(model, tmp_path / "net.onnx"), [x.clone(), x.clone()]
+    assert bw.verify(model, file, data, runtimes=[runtime], latency=False).ok
+    assert all(torch.equal(each, x) for each in data)
 
 
 @pytest.mark.parametrize("then", [nn.AdaptiveAvgPool1d(1), nn.LayerNorm(6), nn.GroupNorm(1, 1)])

@@ -72,9 +72,13 @@ def _counts_padding(node: fx.Node) -> str | None:
 
 
 def _averages_wrongly(node: fx.Node) -> str | None:
-    """OpenVINO (2026.4) applies the zero point wrongly if a sequence has one channel."""
-    shape = shape_of(node)
-    return "OpenVINO averages a single channel in float" if shape is not None and shape[-2:-1] == (1,) else None
+    """OpenVINO (2026.4) counts the zero points of channels by samples as it reduces sequences; the last miss theirs.
+
+    Sequences that fall into windows of one size are pooled, not reduced.
+    """
+    shape, source = shape_of(node), shape_of(node.all_input_nodes[0])
+    pooled = shape is not None and source is not None and shape[-1] > 1 and source[-1] % shape[-1] == 0
+    return None if pooled else "OpenVINO averages sequences wrongly in integers if there are more samples than channels"
 
 
 def _convolves_wrongly(node: fx.Node) -> str | None:

@@ -86,6 +86,11 @@ def _is_integer(node: fx.Node) -> bool:
     return decision is not None and decision.verdict is Verdict.INTEGER
 
 
+def _is_float(node: fx.Node) -> bool:
+    decision = decision_on(node)
+    return decision is not None and decision.verdict is Verdict.FLOAT
+
+
 def _is_linear(node: fx.Node) -> bool:
     decision = decision_on(node)
     return decision is not None and decision.kind == "linear"
@@ -107,7 +112,9 @@ def _is_joined(node: fx.Node, modules: Modules) -> bool:
 def _stays_float(node: fx.Node, modules: Modules) -> bool:
     """Whether an operator computes in float, or should: all but a ReLU, which OpenVINO also computes on integers."""
     decision, operator = decision_on(node), operator_of(node, modules)
-    if decision is None or decision.verdict not in (Verdict.FLOAT, Verdict.FUSED):
+    if decision is None:  # it is judged by its results, each of them a node of its own
+        return operator is None and any(user.target in (getattr, getitem) and _is_float(user) for user in node.users)
+    if decision.verdict not in (Verdict.FLOAT, Verdict.FUSED):
         return False
     return operator is None or operator.limits_of(node, _module(node, modules)) != (0.0, None)
 

@@ -28,6 +28,7 @@ from onnxscript.function_libs.torch_lib.ops.nn import aten_gelu, aten_pad, aten_
 
 from bitwright.exporting.onnx.adaptive import adaptive_translations
 from bitwright.exporting.onnx.nearest import nearest_translations
+from bitwright.exporting.onnx.plain_rnn import rnn_translations
 from bitwright.nn.operators.base import each_dimension
 
 Translation = Callable[..., Any]
@@ -45,6 +46,7 @@ def operator_translations(op: Any) -> dict[Translation, Translation]:  # noqa: A
     table: dict[Translation, Translation] = {
         **adaptive_translations(op),
         **nearest_translations(op),
+        **rnn_translations(op),
         aten.pad.default: pad,
         aten.gelu.default: _gelu(op),
         aten.scaled_dot_product_attention.default: _attention(op),

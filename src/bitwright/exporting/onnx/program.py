@@ -10,6 +10,7 @@ from bitwright.errors import ExportError
 from bitwright.exporting.onnx.fixed_sizes import fixed_sizes
 from bitwright.exporting.onnx.quiet import quiet_exporter
 from bitwright.exporting.onnx.translate import translations
+from bitwright.exporting.plain_recurrent import WholeRecurrentLayers
 from bitwright.exporting.sizes import BATCH, Sizes, WishedSizes, name_sizes
 from bitwright.graph import Inputs
 from bitwright.graph.inputs import flat_inputs
@@ -64,7 +65,7 @@ def _with_free_sizes(twin: nn.Module, inputs: Inputs, opset: int, pack: bool, re
 
 
 def _export(twin: nn.Module, inputs: Inputs, opset: int, pack: bool, shapes: Any) -> Any:  # noqa: ANN401
-    with quiet_exporter(), torch.no_grad():
+    with quiet_exporter(), WholeRecurrentLayers(), torch.no_grad():
         program: Any = torch.onnx.export(
             twin,
             inputs.args if inputs.kwargs else (*inputs.args, {}),  # torch mistakes a dict at the end for kwargs
