@@ -91,8 +91,8 @@ Dynamic = Annotated[
     typer.Option(
         "--dynamic",
         metavar="ARGUMENT:AXIS=SIZE",
-        help="Size that stays free in the file, as x:0=batch (repeatable; 'none' fixes all). By default all "
-        "that the model takes.",
+        help="Size that stays free in the file, as x:0=batch (repeatable; 'none' fixes all). By default, "
+        "every size that the model accepts in other values.",
     ),
 ]
 ExternalData = Annotated[
