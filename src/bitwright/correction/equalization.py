@@ -2,8 +2,8 @@
 
     s = √(r₁ / r₂),   w₁ / s,   w₂·s      r₁, r₂: the largest weight of each channel in the source and in its readers
 
-The schedule ``cross_layer_equalization`` equalizes all pairs before anything is measured. This corrector tries each
-link on the calibrated model, and keeps it where that brings the model's outputs closer to those in float.
+The schedule ``cross_layer_equalization`` equalizes all pairs before anything is measured. This corrector works on
+the calibrated model. It tries all links at once, then each alone, and keeps what brings the outputs closer to float.
 """
 
 from collections.abc import Iterable
@@ -30,13 +30,16 @@ def equalize(model: nn.Module, batches: Iterable[Any], *, rounds: int = 2, progr
         progress: show a progress bar; by default only on a terminal.
 
     Returns:
-        What was done; ``changed`` has the error of the model's outputs, as a share of what it was before the pair.
+        What was done; ``changed`` has the error of the model's outputs, as a share of what it was before the pair;
+        pairs that moved together have equal parts in what that changed.
     """
     if rounds < 1:
         raise ConfigError(f"equalize: rounds must be 1 or more, not {rounds}")
     done = Correction("equalize")
     with trying(model, batches, done, progress) as (trials, _):
         links = find_links(trials.model, done, norms=False)
+        share = trials.together(links, lambda link: _factors(link)[0])
+        done.changed |= {link.name: share ** (1 / len(links)) for link in links if share < 1.0}
         for _ in range(rounds):
             if not try_links(trials, links, _factors, done, "equalizing"):
                 break

@@ -19,6 +19,8 @@ from bitwright.nn.weight_sites import weight_sites
 from bitwright.progress import track
 from bitwright.quantizer import TensorQuantizer
 
+SWEEPS = 10  # over all links, when they move together: in a chain of layers each changes what the next should do
+
 
 def find_ranges(model: nn.Module, chosen: Iterable[TensorQuantizer], data: Iterable[Inputs]) -> None:
     """Make some quantizers of activations find their ranges again on the float model, as calibration does."""
@@ -73,12 +75,39 @@ class Trials:
         self.error = least
         return least / before
 
+    def together(self, links: Sequence[Link], factor: Callable[[Link], Tensor]) -> float:
+        """Move factors along all links at once, and keep that if it is better than none; return the error as a share.
+
+        Where many layers fail at once, mending one of them alone does not show in the model's outputs.
+        """
+        before, states = self.error, [_State(link) for link in links]
+        moved: dict[Link, Tensor] = {}
+        for _ in range(SWEEPS):
+            for link in links:
+                found = factor(link)
+                link.scale(found)
+                moved[link] = moved[link] * found if link in moved else found
+        self._find_ranges(links)
+        after = self._apart()
+        if not after < before:
+            for state in states:
+                state.restore()
+            return 1.0
+        self.kept += moved.items()
+        self.error = after
+        return after / before
+
     def _move(self, link: Link, factor: Tensor) -> None:
         link.scale(factor)
-        for layer in link.layers:
+        self._find_ranges([link])
+
+    def _find_ranges(self, links: Sequence[Link]) -> None:
+        """Find all ranges that factors along these links have changed."""
+        layers = dict.fromkeys(layer for link in links for layer in link.layers)
+        for layer in layers:
             self.sites[layer].find_range()
-        find_ranges(self.model, link.quantizers, self.data)
-        for layer in link.layers:
+        find_ranges(self.model, [q for link in links for q in link.quantizers], self.data)
+        for layer in layers:
             make_room_for_bias(layer)
 
     def _apart(self) -> float:
