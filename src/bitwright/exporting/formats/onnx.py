@@ -48,6 +48,7 @@ def build(deployment: Deployment, inputs: Inputs, options: ExportOptions, format
     from bitwright.exporting.onnx.cleaning import (
         add_biases,
         join_gelu,
+        keep_results,
         scale_results,
         separate_weights,
         transpose_for_each_reader,
@@ -73,6 +74,7 @@ def build(deployment: Deployment, inputs: Inputs, options: ExportOptions, format
         scale_results(model)
     if deployment.rules.dequantizes_apart:
         join_gelu(model)
+        keep_results(model)
     if deployment.rules.float_apart:
         add_biases(model)
         separate_weights(model)

@@ -6,6 +6,7 @@ import numpy as np
 import onnx_ir as ir
 
 _CONVOLUTIONS = {"Conv", "ConvTranspose"}
+_MOVES = {"Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Slice", "Expand", "Identity"}
 _LAYERS = _CONVOLUTIONS | {"MatMul", "Gemm"}
 
 
@@ -68,13 +69,38 @@ def join_gelu(model: Any) -> None:  # noqa: ANN401
         x = quotient.inputs[0] if quotient is not None and quotient.op_type == "Div" else None
         if x is None or x.producer() is None or x.producer().op_type != "DequantizeLinear":
             continue
-        lowest = ir.node("Constant", [], {"value": ir.tensor(np.finfo(np.float32).min)})
-        same = ir.node("Max", [x, lowest.outputs[0]], metadata_props=dict(quotient.metadata_props))
-        same.outputs[0].shape, same.outputs[0].type = x.shape, x.type
-        model.graph.insert_before(quotient, [lowest, same])
-        for user, position in list(x.uses()):
+        uses = list(x.uses())
+        same = _same(model, x, quotient)
+        for user, position in uses:
             if user is quotient or (user.op_type == "Mul" and _reads_one_plus_erf(user, node)):
-                user.replace_input_with(position, same.outputs[0])
+                user.replace_input_with(position, same)
+
+
+def keep_results(model: Any) -> None:  # noqa: ANN401
+    """Keep results of the graph from being quantized because something reads them, moves them and quantizes that.
+
+    onnxruntime (1.31) quantizes such a tensor before it is moved, and then returns the rounded one.
+    """
+    for result in list(model.graph.outputs):
+        for user, position in list(result.uses()):
+            if _moves_to_quantizer(user):
+                user.replace_input_with(position, _same(model, result, user))
+
+
+def _moves_to_quantizer(node: Any) -> bool:  # noqa: ANN401
+    if node.op_type not in _MOVES:
+        return False
+    readers = [user for user, _ in node.outputs[0].uses()]
+    return any(user.op_type == "QuantizeLinear" or _moves_to_quantizer(user) for user in readers)
+
+
+def _same(model: Any, x: Any, reader: Any) -> Any:  # noqa: ANN401
+    """The values of a tensor from an operator of their own, before a reader: runtimes do not look past it."""
+    lowest = ir.node("Constant", [], {"value": ir.tensor(np.finfo(np.float32).min)})
+    same = ir.node("Max", [x, lowest.outputs[0]], metadata_props=dict(reader.metadata_props))
+    same.outputs[0].shape, same.outputs[0].type = x.shape, x.type
+    model.graph.insert_before(reader, [lowest, same])
+    return same.outputs[0]
 
 
 def _reads_one_plus_erf(product: Any, erf: Any) -> bool:  # noqa: ANN401
