@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import torch
 from rich.console import Console
 
@@ -24,6 +25,7 @@ from benchmarks.nets import NETS, example_input, randomize_batchnorm
 from benchmarks.nets.encoders import Bert, ViT, tokens
 from benchmarks.rivals import Feeds, inductor_rival, onnxruntime_rival, openvino_rival
 from bitwright.exporting.formats.base import format_of
+from bitwright.exporting.onnx.file import OnnxFile
 from bitwright.verification import RUNTIMES, RuntimeProof
 from bitwright.verification.runtimes.base import Session
 
@@ -78,11 +80,9 @@ def measure(name: str, backend: str, console: Console) -> None:
         runtime = RUNTIMES.get(backend)()
         loaded: Any = format_of(file.path).read(file.path)
         feeds, more = ({loaded.inputs[0]: x.numpy()} for x in (sample, tried))
-        plain = bw.export(qmodel, folder / f"float{file.path.suffix}", format=format, quantized=False).path
-        sessions = {
-            "ours": runtime.session(loaded, threads=1),
-            "float": runtime.session(format_of(plain).read(plain), threads=1),
-        }
+        plain = folder / "float.onnx"
+        twin = loaded.float_twin() if backend == "inductor" else float_file(model, sample, loaded.inputs[0], plain)
+        sessions = {"ours": runtime.session(loaded, threads=1), "float": runtime.session(twin, threads=1)}
         try:
             calibrating = {loaded.inputs[0]: batch.numpy()}
             sessions["rival"] = rival(backend, name, model, plain, calibrating)
@@ -91,6 +91,16 @@ def measure(name: str, backend: str, console: Console) -> None:
         times = best_times(sessions, feeds)
         noise = {n: signal_to_noise(s, more, expected) for n, s in sessions.items()}
     say(name, proof.runtimes[backend], times, noise, console)
+
+
+def float_file(model: torch.nn.Module, sample: torch.Tensor, name: str, path: Path) -> OnnxFile:
+    """A network as torch exports it."""
+    free = ({0: torch.export.Dim.DYNAMIC},)
+    twice = sample.repeat(2, *[1] * (sample.ndim - 1))  # a size of 1 would be fixed
+    torch.onnx.export(
+        model, (twice,), path, input_names=[name], dynamic_shapes=free, external_data=False, verbose=False
+    )
+    return OnnxFile(path, onnx.load(str(path)), None)
 
 
 def rival(backend: str, name: str, model: torch.nn.Module, float_file: Path, feeds: Feeds) -> Session:
