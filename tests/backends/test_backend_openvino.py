@@ -75,3 +75,22 @@ def test_joining_along_channels_only(join, verdict, tmp_path):
     ledger, gap = carried_file(Between(join), torch.randn(2, 3, 5, 5), tmp_path)
     assert gap < 0.02
     assert ledger["cat"].verdict is verdict
+
+
+class CountedGroups(nn.Module):
+    """A depthwise convolution that counts its groups, as state-space models do."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 1, 3))
+
+    def forward(self, x):
+        return torch.nn.functional.conv1d(x, self.weight, padding=1, groups=x.shape[1])
+
+
+def test_groups_that_are_computed():
+    net, x = CountedGroups().eval(), torch.randn(2, 4, 6)
+    model = bw.prepare(net, x, "openvino")
+    assert torch.equal(model(x), net(x))
+    (entry,) = [e for e in bw.ledger_of(model).entries if e.operator == "conv1d"]
+    assert entry.verdict.value == "integer"

@@ -31,3 +31,24 @@ def test_a_result_that_is_moved_and_quantized_is_returned_in_float(tmp_path):
         np.testing.assert_allclose(found, model(3 * x)[0].numpy(), rtol=1e-5)
     proof = bw.verify(model, path, [3 * x], latency=False, progress=False)
     assert proof.ok, proof.missed
+
+
+class Shifted(nn.Module):
+    """Adds a vector that is stored as integers."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.shift = nn.Linear(8, 8), nn.Parameter(torch.randn(8))
+
+    def forward(self, x):
+        return nn.functional.max_pool1d(nn.functional.gelu(self.linear(x)) + self.shift, 2)
+
+
+def test_a_stored_vector_is_compared(tmp_path):
+    torch.manual_seed(0)
+    net, x = Shifted().eval(), torch.randn(2, 6, 8)
+    model = bw.calibrate(bw.prepare(net, x, "onnxruntime"), [x], progress=False)
+    proof = bw.verify(model, bw.export(model, tmp_path / "net.onnx"), [x], latency=False, progress=False)
+    assert proof.ok, proof.missed
+    stored = {t.name: t.values for t in proof.runtimes["onnxruntime"].tensors if t.kind == "weight"}
+    assert 8 in stored.values()

@@ -92,7 +92,7 @@ def _convolves_wrongly(node: fx.Node) -> str | None:
     shape = shape_of(node.all_input_nodes[0])
     if operator is None or shape is None or weight is None:
         return None
-    groups = argument(node, module, 6, "groups", 1)
+    groups = shape[-operator.rank - 1] // weight[1]  # as an argument, it may be computed
     if 1 < groups < weight[0] and weight[1] == 1:
         return "OpenVINO computes several results of one channel in float"
     if getattr(module, "padding_mode", "zeros") != "zeros":

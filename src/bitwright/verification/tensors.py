@@ -142,7 +142,7 @@ class TensorTally:
         if key not in self._checks and entry.tensor:
             check = self._checks[key] = TensorCheck(entry.name, kind="weight")
             ours = quantizer.integers(x)
-            if len(entry.phases) == ours.ndim - 1 and not len(ours) % entry.phases[0]:
+            if entry.phases and len(entry.phases) == ours.ndim - 1 and not len(ours) % entry.phases[0]:
                 ours = split_into_phases(ours, entry.phases[0], entry.phases[1:])
             self._tally(check, entry, quantizer, ours, self._stored(entry.tensor))
 
