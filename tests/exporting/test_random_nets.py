@@ -166,6 +166,12 @@ def test_layers_with_one_weight(runtime: str, tmp_path: Path) -> None:
     prove(Shared(), torch.randn(2, 4, 8, 8), runtime, tmp_path / "net.onnx")
 
 
+def test_a_linear_layer_before_upsampling(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(8, 5, bias=False), nn.Upsample(scale_factor=2.0))
+    prove(net, torch.randn(2, 3, 8, 8), "openvino", tmp_path / "net.onnx")
+
+
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_more_samples_than_channels(size: int, tmp_path: Path) -> None:
     torch.manual_seed(0)

@@ -58,7 +58,7 @@ def _mixed(model: CapturedModel, modules: Modules) -> list[tuple[fx.Node, list[f
     its steps. It takes any product with a constant for a scale: it moves that through selections, which it then
     refuses, and into the weight of the layer before, also where other calls share the weight. It quantizes the parts of
     what is joined, each channel with a scale of its own, and refuses linear layers that read that. It moves the scales
-    of a linear layer's results through a pool, and refuses the sizes.
+    of a linear layer's results through pools and upsampling, and refuses the sizes.
     """
     tensors = [node for node in model.graph.nodes if facts(node).tensor is not None]
     return [(tensor, readers) for tensor in tensors if (readers := list(_misled(tensor, modules)))]
@@ -76,7 +76,7 @@ def _misled(tensor: fx.Node, modules: Modules) -> Iterator[fx.Node]:
             wrong = decision_on(user) is not None
         else:
             wrong = (scaled and _stays_float(user, modules)) or (layer and _has_constants(user, modules))
-            wrong = wrong or (_is_linear(tensor) and _is_pool(user, modules))
+            wrong = wrong or (_is_linear(tensor) and _resizes(user, modules))
         if wrong:
             yield user
 
@@ -96,9 +96,9 @@ def _is_linear(node: fx.Node) -> bool:
     return decision is not None and decision.kind == "linear"
 
 
-def _is_pool(node: fx.Node, modules: Modules) -> bool:
+def _resizes(node: fx.Node, modules: Modules) -> bool:
     operator = operator_of(node, modules)
-    return operator is not None and operator.pool
+    return operator is not None and (operator.pool or operator.name == "interpolate")
 
 
 def _is_joined(node: fx.Node, modules: Modules) -> bool:
