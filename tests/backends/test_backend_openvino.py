@@ -78,19 +78,22 @@ def test_joining_along_channels_only(join, verdict, tmp_path):
 
 
 class CountedGroups(nn.Module):
-    """A depthwise convolution that counts its groups, as state-space models do."""
+    """Depthwise convolutions that count their groups or padding, as state-space models do."""
 
     def __init__(self):
         super().__init__()
         self.weight = nn.Parameter(torch.randn(4, 1, 3))
 
     def forward(self, x):
-        return torch.nn.functional.conv1d(x, self.weight, padding=1, groups=x.shape[1])
+        x = F.conv1d(x, self.weight, padding=1, groups=x.shape[1])
+        return F.conv1d(x, self.weight, padding=x.shape[1] // 2, groups=4)
 
 
-def test_groups_that_are_computed():
+def test_settings_that_are_computed():
     net, x = CountedGroups().eval(), torch.randn(2, 4, 6)
     model = bw.prepare(net, x, "openvino")
     assert torch.equal(model(x), net(x))
-    (entry,) = [e for e in bw.ledger_of(model).entries if e.operator == "conv1d"]
-    assert entry.verdict.value == "integer"
+    groups, padding = [e for e in bw.ledger_of(model).entries if e.operator == "conv1d"]
+    assert groups.verdict is Verdict.INTEGER
+    assert padding.verdict is Verdict.FLOAT
+    assert "its padding is computed" in padding.reason

@@ -99,7 +99,10 @@ def _convolves_wrongly(node: fx.Node) -> str | None:
         return None
     kernel, settings = list(weight[2:]), ((3, "stride"), (5, "dilation"))
     strides, dilations = (each_dimension(argument(node, module, *name, 1), operator.rank) for name in settings)
-    pads = _ends(argument(node, module, 4, "padding", 0), kernel, dilations)
+    padding = argument(node, module, 4, "padding", 0)
+    if isinstance(padding, fx.Node):
+        return "its padding is computed, and OpenVINO convolves some padded tensors wrongly"
+    pads = _ends(padding, kernel, dilations)
     sizes, channels = list(shape[-operator.rank :]), shape[-operator.rank - 1]
     return _pads_convolution_wrongly(sizes, channels, kernel, pads, strides, dilations)
 
