@@ -4,6 +4,7 @@ Every name is imported; one that is neither there nor refused is an error. ``--c
 page is not up to date.
 """
 
+import functools
 import importlib
 import sys
 from pathlib import Path
@@ -216,17 +217,29 @@ DIFFERS = {
 _FILES = {"pytorch_quantization": "from-pytorch-quantization", "quantrans": "from-quantrans"}
 
 
+def _found(toolkit: str, module: str, name: str) -> object:
+    home = importlib.import_module(".".join(part for part in ("bitwright.compat", toolkit, module) if part))
+    return getattr(home, name)
+
+
+@functools.cache
+def _differences(toolkit: str) -> dict[int, str]:
+    """How things differ, by their ids: several modules may offer the same thing."""
+    paths = {path: path.removeprefix(f"{toolkit}.").rpartition(".") for path in DIFFERS if path.startswith(toolkit)}
+    return {id(_found(toolkit, module, name)): DIFFERS[path] for path, (module, _, name) in paths.items()}
+
+
 def verdict(toolkit: str, module: str, name: str) -> str:
     """What is to be said of a name."""
     path = ".".join(part for part in (toolkit, module, name) if part)
-    home = importlib.import_module(".".join(part for part in ("bitwright.compat", toolkit, module) if part))
     try:
-        getattr(home, name)
+        thing = _found(toolkit, module, name)
     except RefusedNameError as error:
         return f"refused: {str(error).partition(': ')[2]}"
     except AttributeError as error:
         raise SystemExit(f"{path} is neither there nor refused") from error
-    return f"differs: {DIFFERS[path]}" if path in DIFFERS else "works"
+    difference = _differences(toolkit).get(id(thing))
+    return f"differs: {difference}" if difference else "works"
 
 
 def table(toolkit: str) -> str:

@@ -13,9 +13,9 @@ r"""Other packages on the benchmark's nets, each by the best of its recipes that
 With 8 bits for activations, a peer quantizes what it quantizes on its own. With fewer, inputs and weights of
 convolutions and linear layers have few bits and all else stays float, as in our rows. NNCF refuses fewer than 8 bits
 for convolutions, and compiles an extension first, which may take longer than the 60 seconds that it allows: set
-NNCF_EXTENSION_LOAD_TIMEOUT=900. Model Optimizer's manual has only INT8 for convolutions. quanto is not here: its
-weights of 4 bits need an extension whose compilation did not end. AIMET's AdaRound learns for ``--steps`` steps a
-layer, as our reconstruction does, not for the 10,000 to 15,000 that it recommends.
+NNCF_EXTENSION_LOAD_TIMEOUT=900. Model Optimizer's manual has only INT8 for convolutions. quanto is not
+here: its run with weights of 4 bits did not end within 100 s, for a reason that was not looked into. AIMET's AdaRound
+learns for ``--steps`` steps a layer, as our reconstruction does, not for the 10,000 to 15,000 that it recommends.
 """
 
 import copy

@@ -52,7 +52,7 @@ def test_groups_have_no_range_of_an_output_channel():
 def test_calibration_says_what_it_leaves_to_correct(caplog):
     model = bw.prepare(trained(), data()[0], recipe="W4A4")
     bw.calibrate(model, data())
-    said = "the recipe asks for corrections (norms, bias): bw.correct(model, batches) applies them"
+    said = "the recipe asks for corrections (gptq, norms, bias): bw.correct(model, batches) applies them"
     assert said in caplog.messages
     assert said in bw.ledger_of(model).notes
     bw.correct(model, data())

@@ -89,6 +89,22 @@ def test_cut_and_foreign_files_are_refused(exported: Exported, tmp_path: Path) -
         bw.verify(other, file, [x], latency=False)
 
 
+def test_weight_one_step_off_is_not_proven(tmp_path: Path) -> None:
+    model, x = quantized("onnxruntime")
+    file = bw.export(model, tmp_path / "net.onnx").path
+
+    def nudge(proto: onnx.ModelProto) -> None:
+        tensor = next(i for i in proto.graph.initializer if i.data_type == onnx.TensorProto.INT8 and len(i.dims) == 4)
+        values = numpy_helper.to_array(tensor).copy()
+        values.flat[0] += -1 if values.flat[0] > 0 else 1
+        tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
+
+    resealed(file, nudge)
+    proof = bw.verify(model, file, [x], runtimes=["onnxruntime"], latency=False)
+    assert (proof.ok, proof.runtimes["onnxruntime"].largest) == (False, 1)
+    assert any("has values off by 1, more than 0" in line for line in proof.missed)
+
+
 def test_edited_models_are_refused_or_not_proven(exported: Exported, tmp_path: Path) -> None:
     """An opset that cannot be, a constant that is missing, a weight that was doubled."""
     model, x, _ = exported

@@ -105,7 +105,7 @@ class ExportRecord:
             data = json.loads(text)
             if data["schema"] != SCHEMA:
                 raise VerifyError(f"its record has version {data['schema']}, not {SCHEMA}: export again")
-            tensors = tuple(_read(ExportedTensor, t) for t in data.pop("tensors"))
+            tensors = tuple(map(_read_tensor, data.pop("tensors")))
             operators = tuple(_read(ExportedOperator, o) for o in data.pop("operators"))
             fingerprint = _read(Fingerprint, data.pop("fingerprint"))
             data["inputs"] = tuple(data["inputs"])
@@ -122,9 +122,14 @@ def _read(cls: type[Any], data: Mapping[str, Any]) -> Any:  # noqa: ANN401
         wanted = kinds.get(getattr(field.type, "__name__", ""))
         if wanted is not None and type(getattr(made, field.name)) is not wanted:
             raise TypeError(f"{cls.__name__}.{field.name} is not a {wanted.__name__}")
-    if not all(type(count) is int and count > 0 for count in data.get("phases", ())):
-        raise ValueError(f"the phases of {data.get('name')!r} are not numbers above 0")
     return made
+
+
+def _read_tensor(data: Mapping[str, Any]) -> ExportedTensor:
+    phases = tuple(data.get("phases", ()))
+    if not all(type(count) is int and count > 0 for count in phases):
+        raise ValueError(f"the phases of {data.get('name')!r} are not numbers above 0")
+    return _read(ExportedTensor, {**data, "phases": phases})
 
 
 def data_path(path: Path) -> Path:

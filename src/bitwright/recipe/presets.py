@@ -29,7 +29,7 @@ def _weights(bits: int) -> dict[str, Any]:
     if bits >= 8:
         return {"weight": {"bits": bits}, "activation": "float"}
     weight = {"bits": bits, "observer": "BoundedMSEObserver"}
-    return {"weight": weight, "activation": "float", "correct": ["norms", "bias"]}
+    return {"weight": weight, "activation": "float", "correct": ["gptq", "norms", "bias"]}
 
 
 _ACADEMIC = "as in papers: first and last layers have 8 bits"

@@ -11,7 +11,7 @@ from bitwright.verification.proof import OutputCheck, RuntimeProof, TensorCheck,
 class Limits:
     """Limits that a file must meet in every runtime; None sets no limit. What was not measured misses its limit.
 
-    The first five are the default: they say that the file does what the simulation does.
+    The first six are the default: they say that the file does what the simulation does.
 
     Attributes:
         largest: largest gap of a quantized value, in steps, layer by layer from equal inputs. A value on a rounding
@@ -22,6 +22,7 @@ class Limits:
         output_steps: largest difference of an output to the free-running simulation, in units of what one step of noise
             at every quantizer does to it.
         violations: how many places may break constraints of the target; advice does not count.
+        weights: largest gap of a stored weight, in steps. The file holds the very integers of the model.
         output: largest difference of an output to the free-running simulation, as a share of its magnitude.
         coverage: minimum share of the executed operators in integers, from 0 to 1, by number.
         coverage_multiply_adds: the same by multiplications and additions.
@@ -34,6 +35,7 @@ class Limits:
     output_local: float | None = 1e-3
     output_steps: float | None = 1.0
     violations: int | None = 0
+    weights: int | None = 0
     output: float | None = None
     coverage: float | None = None
     coverage_multiply_adds: float | None = None
@@ -81,6 +83,9 @@ class Limits:
             elif proof.largest > self.largest:
                 first = next(t.name for t in proof.compared if (t.largest or 0) > self.largest)
                 yield f"a quantized value is off by {proof.largest} steps, more than {self.largest} (first: {first})"
+        if self.weights is not None:
+            for check in (t for t in proof.compared if t.kind == "weight" and (t.largest or 0) > self.weights):
+                yield f"the stored weight {check.name} has values off by {check.largest}, more than {self.weights}"
         if self.uncompared is not None and len(proof.uncompared) > self.uncompared:
             yield _not_compared(proof.uncompared)
         yield from _too_low(proof.equal, self.equal, "of the quantized values equal the simulation", 3)
