@@ -206,7 +206,7 @@ class Net(nn.Module):
         super().__init__()
         self.stem = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU())
         self.body = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8))
-        self.late = nn.BatchNorm2d(8)  # not folded: a sum is before it
+        self.late = nn.BatchNorm2d(8)  # after a sum: folded into a convolution of its own
         self.head = nn.Linear(8, 4)
 
     def forward(self, x):
@@ -214,12 +214,13 @@ class Net(nn.Module):
         return self.head(torch.relu(self.late(x + self.body(x))).mean((2, 3)))
 
 
-def prepared(calibrated=True, method="LearnableFakeQuantize"):
+def prepared(calibrated=True, method="LearnableFakeQuantize", **more):
     torch.manual_seed(0)
     net, x = Net(), torch.randn(6, 3, 8, 8)
     recipe = {
         "weight": {"spec": "int4 narrow channel:0", "method": method},
         "activation": {"spec": "uint4 affine", "method": method},
+        **more,
     }
     model = bw.prepare(net.eval(), x, FREE, recipe=recipe)
     return (bw.calibrate(model, [x]) if calibrated else model), net, x
@@ -251,10 +252,15 @@ ALL = {"stem.1", "body.1", "late"}
 
 def test_folded_norms_are_frozen_until_they_are_told():
     model, _, x = prepared()
-    assert moved(model.train(), x) == {"late"}
+    assert moved(model.train(), x) == set()
     assert bw.unfreeze_batchnorm(model) is model
     assert moved(model, x) == ALL
     assert moved(model.eval(), x) == set()
+
+
+def test_norms_that_are_not_folded_move():
+    model, _, x = prepared(schedules={"norm_to_convolution": False})
+    assert moved(model.train(), x) == {"late"}
 
 
 def test_freezing_holds_in_training_mode():

@@ -85,7 +85,8 @@ def test_calibrate_weights_heeds_what_is_folded_in(x, method, inputs):
     assert float((largest / bare).max()) > 1.2  # it makes a difference
     bw.calibrate(model, [x])
     if method != "mse":
-        assert torch.allclose(site.quantizer.amax.reshape(-1), found, rtol=1e-5)
+        bins = 1e-3 if method == "percentile" else 1e-5  # a histogram's last bin begins below the largest value
+        assert torch.allclose(site.quantizer.amax.reshape(-1), found, rtol=bins)
 
 
 @pytest.mark.parametrize("inputs", [False, True])

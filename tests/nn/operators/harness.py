@@ -91,7 +91,8 @@ def prepared(chosen, backend):
                 nn.init.uniform_(norm.weight, 0.5, 1.5)
                 nn.init.normal_(norm.bias, 0, 0.2)
     x = torch.randn(2, *shape)
-    as_written = dict.fromkeys(("remove_identity", "remove_dropout", "unbind_to_select", "products_to_linear"), False)
+    schedules = ("remove_identity", "remove_dropout", "unbind_to_select", "products_to_linear", "split_activations")
+    as_written = dict.fromkeys(schedules, False)
     return model, bw.prepare(model, x, backend, recipe={"schedules": as_written}), shape
 
 
