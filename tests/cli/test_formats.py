@@ -59,25 +59,11 @@ def test_a_saved_model_takes_them(run, here):
     [
         (["--format", "qoperato"], "unknown format 'qoperato': did you mean 'qoperator'?"),
         (["--output-name", "a", "--output-name", "a"], "output_names has 'a' twice"),
+        (["--input-name", "a", "--input-name", "b"], "input_names has 2 names, and the model has 1 input ('x')"),
+        (["--opset", "11"], "opset_version must be from 18 to"),
         (["--dynamic", "x"], "--dynamic 'x' is not ARGUMENT:AXIS=SIZE, as x:0=batch"),
+        (["--dynamic", "y:0=n"], "dynamic_shapes names 'y', and the model takes x"),
     ],
 )
 def test_what_cannot_be_is_refused(arguments, message, refused):
     assert message in refused(*QUANTIZE, "--no-verify", *arguments)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--input-name", "a", "--input-name", "b"], "input_names has 2 names, and the model has 1 input ('x')"),
-        (["--opset", "11"], "opset_version must be from 18 to"),
-        (["--dynamic", "y:0=n"], "dynamic_shapes names 'y', and the model takes x"),
-    ],
-)
-def test_what_the_model_cannot_have_is_refused_and_its_calibration_kept(arguments, message, run, here):
-    code, out, err = run(*QUANTIZE, "--no-verify", *arguments)
-    assert (code, out) == (2, "")
-    assert message in err
-    assert [p.name for p in (here / "out").rglob("*") if p.is_file()] == ["calibration.safetensors"]
-    assert run(*QUANTIZE, "--no-verify", "--resume")[0] == 0
-    assert not (here / "out" / "checkpoint").exists()

@@ -70,7 +70,7 @@ class Job:
         self._example = load(self.example, "--example") if self.example else None
         self._recipe, self._backend = resolve_recipe(*self.wishes)
         check_tuning(self.tune, self._backend)
-        ExportOptions(**self.written)  # refuses what no model can support
+        self._options = ExportOptions(**self.written)  # refuses what no model can support
         writer = FORMATS.get(self.format or next(iter(self._backend.formats), "onnx"))
         names = (self.name or f"model{writer.suffix}", REPORT)
         self._file, self._report = check_outputs(self.output, names, writer.suffix, self.force)
@@ -114,6 +114,7 @@ class Job:
                 example = call_if_function(self._example, f"--example {self.example}")
         with step("preparing"):
             qmodel = prepare(model, example, self._backend, recipe=self._recipe, tune=self.tune)
+        FORMATS.get(self._format)().check(qmodel, ledger_of(qmodel).example, self._options)
         before = self._score(model, "the float model") if rank() == 0 else {}
         mine = batches if world_size() == 1 else islice(batches, rank(), None, world_size())
         calibrate(qmodel, mine, checkpoint=progress, uneven=True)

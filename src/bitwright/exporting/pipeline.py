@@ -76,6 +76,7 @@ def export(
     unsigned = ledger.backend.activations.write_unsigned
     names = (input_names, output_names, opset_version, model_name)
     options = ExportOptions(dynamic_shapes, unsigned, *names, external_data, pack_weights, store_half)
+    writer.check(model, inputs, options)
 
     def write() -> bytes:
         for file in [*files, *([data_path(files[0])] if external_data else [])]:

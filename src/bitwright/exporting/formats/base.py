@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+from torch import nn
 
 from bitwright.errors import ConfigError, require
 from bitwright.exporting.deploy import Deployment
 from bitwright.exporting.record import ExportRecord
+from bitwright.exporting.sizes import WishedSizes
 from bitwright.graph import Inputs
+from bitwright.graph.inputs import flat_inputs
 from bitwright.registry import Registry
 
 FORMATS: Registry[type["ExportFormat"]] = Registry("format")
@@ -70,6 +73,13 @@ def _check_names(key: str, names: Any) -> None:  # noqa: ANN401
     twice = [name for name in names if list(names).count(name) > 1]
     if twice:
         raise ConfigError(f"{key} has {twice[0]!r} twice: every tensor needs its own name")
+
+
+def check_count(kind: str, names: Sequence[str], has: Sequence[str]) -> None:
+    """Refuse names of inputs or outputs that are more, or fewer, than a model has."""
+    if len(names) != len(has):
+        count = f"{len(has)} {kind}{'' if len(has) == 1 else 's'} ({', '.join(map(repr, has))})"
+        raise ConfigError(f"{kind}_names has {len(names)} names, and the model has {count}")
 
 
 @dataclass(frozen=True)
@@ -160,6 +170,17 @@ class ExportFormat(ABC):
     def __init__(self) -> None:
         for package, extra in self.packages.items():
             require(package, extra, f"the format {self.name}")
+
+    def check(self, model: nn.Module, inputs: Inputs, options: ExportOptions) -> None:
+        """Refuse options that the format, or a model with these inputs, cannot support; called before any work."""
+        if options.input_names is not None:
+            check_count("input", options.input_names, list(flat_inputs(model, inputs)))
+        if not isinstance(options.dynamic_shapes, bool):
+            WishedSizes(model, inputs, options.dynamic_shapes)
+        if options.opset_version is not None and "onnxscript" in self.packages:
+            from bitwright.exporting.onnx.opset import check_opset
+
+            check_opset(options.opset_version)
 
     @abstractmethod
     def write(self, deployment: Deployment, inputs: Inputs, target: Path, options: ExportOptions) -> ExportRecord:

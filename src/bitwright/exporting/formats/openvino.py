@@ -5,6 +5,8 @@ from dataclasses import astuple
 from pathlib import Path
 from typing import ClassVar
 
+from torch import nn
+
 from bitwright.errors import ConfigError, ExportError
 from bitwright.exporting.deploy import Deployment
 from bitwright.exporting.formats.base import ExportFormat, ExportOptions, LoadedFile, register_format
@@ -21,6 +23,12 @@ class OpenVinoFormat(ExportFormat):
     suffix = ".xml"
     packages: ClassVar[dict[str, str]] = {"onnx": "onnx", "onnxscript": "onnx", "openvino": "openvino"}
 
+    def check(self, model: nn.Module, inputs: Inputs, options: ExportOptions) -> None:
+        """Refuse a single file, too."""
+        if options.external_data is False:
+            raise ConfigError("the format openvino stores tensors in a second file: leave out external_data=False")
+        super().check(model, inputs, options)
+
     def write(self, deployment: Deployment, inputs: Inputs, target: Path, options: ExportOptions) -> ExportRecord:
         """Write both files."""
         import openvino
@@ -29,8 +37,6 @@ class OpenVinoFormat(ExportFormat):
         from bitwright.exporting.onnx.file import OnnxFile
         from bitwright.exporting.openvino_ir import ORIGIN, OWNER, RECORD, write_sealed
 
-        if options.external_data is False:
-            raise ConfigError("the format openvino stores tensors in a second file: leave out external_data=False")
         proto, record = build(deployment, inputs, options, self.name)
         if stored_bytes(proto) > LIMIT:
             raise ExportError("the model is larger than 2 GB: export it as ONNX, and let OpenVINO convert it")

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from torch import nn
+
 from bitwright.errors import ConfigError
 from bitwright.exporting.deploy import Deployment
 from bitwright.exporting.formats.base import ExportFormat, ExportOptions, LoadedFile, register_format
@@ -18,14 +20,18 @@ class TorchFormat(ExportFormat):
     name = "torch"
     suffix = ".pt2"
 
+    def check(self, model: nn.Module, inputs: Inputs, options: ExportOptions) -> None:
+        """Refuse what only ONNX has, too."""
+        for name in _OF_ONNX:
+            if getattr(options, name) is not None:
+                raise ConfigError(f"{name} is for ONNX files, not for the format torch: leave it out")
+        super().check(model, inputs, options)
+
     def write(self, deployment: Deployment, inputs: Inputs, target: Path, options: ExportOptions) -> ExportRecord:
         """Write the file."""
         from bitwright.exporting.torch_program.build import build
         from bitwright.exporting.torch_program.file import write_sealed
 
-        for name in _OF_ONNX:
-            if getattr(options, name) is not None:
-                raise ConfigError(f"{name} is for ONNX files, not for the format torch: leave it out")
         program, record, origin = build(deployment, inputs, options, self.name)
         write_sealed(program, record, origin, target)
         return record

@@ -5,14 +5,14 @@ from typing import Any
 
 import onnx_ir as ir
 
-from bitwright.errors import ConfigError
+from bitwright.exporting.formats.base import check_count
 
 
 def name_inputs(graph: Any, names: Sequence[str] | None) -> None:  # noqa: ANN401
     """Rename the inputs of a graph, if names are given, one for each."""
     if names is None:
         return
-    _check("input", names, graph.inputs)
+    check_count("input", names, [value.name for value in graph.inputs])
     for value, name in zip(graph.inputs, names, strict=True):
         value.name = name
 
@@ -21,7 +21,7 @@ def name_outputs(graph: Any, names: Sequence[str] | None) -> Sequence[str] | Non
     """Rename the outputs of a graph, if names are given, one for each; each output then becomes a separate tensor."""
     if names is None:
         return None
-    _check("output", names, graph.outputs)
+    check_count("output", names, [value.name for value in graph.outputs])
     taken = {id(value) for value in graph.inputs}
     for place, name in enumerate(names):
         value = graph.outputs[place]
@@ -33,10 +33,3 @@ def name_outputs(graph: Any, names: Sequence[str] | None) -> Sequence[str] | Non
         value.name = name
         taken.add(id(value))
     return names
-
-
-def _check(kind: str, names: Sequence[str], ends: Sequence[Any]) -> None:
-    if len(names) != len(ends):
-        has = ", ".join(repr(e.name) for e in ends)
-        count = f"{len(ends)} {kind}{'' if len(ends) == 1 else 's'}"
-        raise ConfigError(f"{kind}_names has {len(names)} names, and the model has {count} ({has})")

@@ -21,12 +21,17 @@ def opset_for(twin: nn.Module, wished: int | None = None, *, pack: bool = False)
     """The opset for a deployed model; with ``pack``, weights of few bits are stored in 4 bits."""
     if wished is None:
         return lowest_opset(twin, pack=pack)
-    if not PLAIN <= wished <= NEWEST:
-        raise ConfigError(f"opset_version must be from {PLAIN} to {NEWEST}, not {wished}")
+    check_opset(wished)
     for needed, why in _needs(twin, pack):
         if needed > wished:
             raise ExportError(f"opset {wished} cannot express {why}, which needs {needed}; leave out opset_version")
     return wished
+
+
+def check_opset(wished: int) -> None:
+    """Refuse an opset that no model is written in."""
+    if not PLAIN <= wished <= NEWEST:
+        raise ConfigError(f"opset_version must be from {PLAIN} to {NEWEST}, not {wished}")
 
 
 def lowest_opset(twin: nn.Module, *, pack: bool = False) -> int:
