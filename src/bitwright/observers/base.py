@@ -48,6 +48,9 @@ class Observer(ABC):
     kept: tuple[str, ...] = ()
 
     def __new__(cls, *args: Any, **options: Any) -> Self:
+        if missing := sorted(cls.__abstractmethods__):
+            lack = " and ".join(missing)
+            raise ConfigError(f"observer {cls.__name__} does not define {lack}: see docs/how-to/custom-observer.md")
         observer = super().__new__(cls)
         observer._given = (args, options)  # for reset()
         return observer

@@ -16,6 +16,7 @@ from bitwright.compat.mqbench import (
     to_recipe,
 )
 from bitwright.compat.mqbench.fake_quantize import QuantizeBase
+from bitwright.compat.mqbench.observer import ObserverBase
 from bitwright.errors import ConfigError
 from bitwright.preparation import ledger_of
 from bitwright.quantizer import quantizers
@@ -234,6 +235,19 @@ def test_academic_mode_of_openvino(x):
     assert verdicts(made[True])["cat"] == "float"
     with pytest.raises(ConfigError, match=r"academic_mode is for BackendType.OPENVINO, not for BackendType.SNPE"):
         prepare_by_platform(Joins(), "SNPE", {"extra_quantizer_dict": {"academic_mode": True}}, example_inputs=x)
+
+
+def test_own_classes_of_mqbench_are_refused_with_the_way_out():
+    class Mine(ObserverBase):
+        def forward(self, x):
+            return x
+
+    with pytest.raises(ConfigError, match="Mine does not define observe and range: see docs/how-to/custom"):
+        Mine(torch.quint8)
+    with pytest.raises(ConfigError, match=r"Own cannot derive from QuantizeBase.*docs/how-to/custom-method\.md"):
+
+        class Own(QuantizeBase):
+            pass
 
 
 def test_quantizers_have_what_those_of_mqbench_had():

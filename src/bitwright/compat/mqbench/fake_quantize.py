@@ -5,6 +5,7 @@ from torch import Tensor, nn
 
 from bitwright.compat.old_paths import add_paths
 from bitwright.compat.schemes import qscheme_of
+from bitwright.errors import ConfigError
 from bitwright.methods import METHODS
 from bitwright.observers import Observer
 from bitwright.quantizer import TensorQuantizer, quantizers
@@ -13,6 +14,12 @@ from bitwright.spec import PerChannel
 
 class QuantizeBase(TensorQuantizer):
     """A quantizer of a prepared model, with the attributes and switches of MQBench's."""
+
+    def __init_subclass__(cls, **_: object) -> None:
+        raise ConfigError(
+            f"{cls.__name__} cannot derive from QuantizeBase, because prepare creates the quantizers: write a method "
+            "as in docs/how-to/custom-method.md, and name it in the recipe"
+        )
 
     quant_min = property(lambda self: self.spec.qmin)
     quant_max = property(lambda self: self.spec.qmax)
