@@ -69,3 +69,18 @@ def test_a_quantizer_is_rounded_unless_it_is_named(added: str, bias: str, last: 
     gaps = [np.abs(found["z"] - reference.session(file)(feeds)["z"]).mean() for file in (rounded, unrounded)]
     assert set(fused) <= {"qq"}
     assert gaps[bool(fused)] < 1e-4 < 1e-3 < gaps[not fused]
+
+
+@pytest.mark.parametrize("added", ["conv", "relu"])
+def test_what_a_sum_overwrites_is_watched(added: str) -> None:
+    """The quantizer that the sum does not round comes before it in the file."""
+    pytest.importorskip("openvino")
+    feeds = {"x": np.random.default_rng(1).standard_normal((2, 8, 8, 8)).astype(np.float32)}
+    model = build(added, "", QUANTIZED.format("q", "c", "ys"), LAST["quantized"])
+    file, runtime = OnnxFile(Path("net.onnx"), model, None), RUNTIMES.get("openvino")()
+    watcher = Watcher(runtime, file, feeds, runtime.session(file)(feeds), runtime.executed(file, feeds))
+    watch = watcher.watch(["qq", "oq", "zq"])
+    assert watch.fused.keys() == {"qq"}
+    assert watch.untouched == {}
+    exact = RUNTIMES.get("reference")().session(file.watching(["oq"]))(feeds)["oq"]
+    np.testing.assert_allclose(watch(feeds)["oq"].astype(int), exact.astype(int), atol=1)

@@ -106,7 +106,7 @@ class Watcher:
         view = self._open(self.file.watching(tensors), tensors)
         seen = view.session(self.feeds)
         same = all(_same(value, seen.get(name)) for name, value in self.results.items())
-        return view, same and (not self.fused or self._fuses(view.file, self.fused))
+        return view, same and (not self.fused or self._fuses(view.file))
 
     def _transparent(self, tensors: list[str]) -> list[View]:
         """Watch the tensors without changing the outputs, all at once or in parts found by halving."""
@@ -126,13 +126,21 @@ class Watcher:
         file = self.file.beginning(count) if count and self._may_try() else None
         if file is None or tensor not in file.outputs:
             return []
-        before = [t for t in self.fused if any(t in node.outputs for node in self.nodes[:count])]
         view = self._open(file, [tensor])
-        return [view] if tensor in view(self.feeds) and self._fuses(file, before) else []
+        return [view] if tensor in view(self.feeds) and self._fuses(file, self._needed(tensor)) else []
 
-    def _fuses(self, file: LoadedFile, tensors: Iterable[str]) -> bool:
-        """Whether exactly these tensors are unrounded in a file, so that nothing is rounded that was not before."""
-        return set(_fused(self.named, self.runtime.profile(file, self.feeds))) == set(tensors)
+    def _fuses(self, file: LoadedFile, among: set[str] | None = None) -> bool:
+        """Whether the same tensors are unrounded in a file as usual: all, or those among some."""
+        changed = self.fused.keys() ^ _fused(self.named, self.runtime.profile(file, self.feeds)).keys()
+        return not (changed if among is None else changed & among)
+
+    def _needed(self, tensor: str) -> set[str]:
+        """The tensors that one is computed from, and itself."""
+        needed = {tensor}
+        for node in reversed(self.nodes):
+            if needed.intersection(node.outputs):
+                needed.update(node.inputs)
+        return needed
 
 
 def _same(expected: np.ndarray, seen: np.ndarray | None) -> bool:
