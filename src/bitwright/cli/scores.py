@@ -22,7 +22,6 @@ class DeployedModel(nn.Module):
         self._run = run
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        """Run the file."""
         return self._run(*args, **kwargs)
 
 

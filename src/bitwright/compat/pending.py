@@ -45,7 +45,6 @@ class _FirstCall:
         self.__signature__ = inspect.signature(origin.forward)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Settle the model for these inputs, and run it."""
         if torch.compiler.is_compiling() or torch.compiler.is_exporting():
             return type(self.model).forward(self.model, *args, **kwargs)
         self.settle(Inputs(args, kwargs))
@@ -96,7 +95,6 @@ class _Pending(nn.Module):
         )
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Prepare with these inputs, and run."""
         return self.__dict__[WAITING](*args, **kwargs)
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
@@ -105,12 +103,10 @@ class _Pending(nn.Module):
 
     @property
     def graph(self) -> fx.Graph:
-        """Refuse."""
         self.__refuse("a graph")
 
     @property
     def code(self) -> str:
-        """Refuse."""
         self.__refuse("code")
 
     def load_state_dict(self, state_dict: Any, *args: Any, **kwargs: Any) -> Any:

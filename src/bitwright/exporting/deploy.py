@@ -79,7 +79,7 @@ class Deployment:
         return list(_result_names(next(iter(reversed(self.model.graph.nodes))).args[0]))
 
 
-def _result_names(item: Any, path: tuple[str, ...] = ()) -> Iterator[str]:  # noqa: ANN401
+def _result_names(item: Any, path: tuple[str, ...] = ()) -> Iterator[str]:
     if isinstance(item, dict | tuple | list):
         for key, value in item.items() if isinstance(item, dict) else enumerate(item):
             yield from _result_names(value, (*path, str(key)))
@@ -170,7 +170,7 @@ class _Deploying:
         guards = [module for module in self.twin.modules() if isinstance(module, KeepFloat)]
         replace_modules(self.twin, {module: nn.Identity() for module in guards})
 
-    def _site(self, quantizer: TensorQuantizer, kind: Any, name: str = "", placed: bool = False) -> Site | None:  # noqa: ANN401
+    def _site(self, quantizer: TensorQuantizer, kind: Any, name: str = "", placed: bool = False) -> Site | None:
         """The site of a quantizer, or None if it is not part of the model or quantizes nothing."""
         known = self.names.get(id(quantizer))
         if known is None or not quantizer.quantizes:
@@ -179,7 +179,7 @@ class _Deploying:
         shown = name or quantizer.label or known
         return Site(known, shown, kind, str(spec), spec.format.signed and quantizer.method.uniform, placed)
 
-    def _deployed_layer(self, layer: Any, name: str) -> nn.Module:  # noqa: ANN401
+    def _deployed_layer(self, layer: Any, name: str) -> nn.Module:
         if not layer.weight_quantizer.enabled:
             return FloatLayer(layer)
         own = layer.input_quantizer

@@ -85,12 +85,12 @@ class _Digests:
         self.structure.update("\0".join((*parts, "\n")).encode())
 
 
-def _add_tensor(digest: Any, name: str, tensor: Tensor) -> None:  # noqa: ANN401
+def _add_tensor(digest: Any, name: str, tensor: Tensor) -> None:
     digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
     digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
 
 
-def text_of(item: Any) -> str:  # noqa: ANN401
+def text_of(item: Any) -> str:
     """Arguments of a call as text, the same in every process."""
     if isinstance(item, fx.Node):
         return f"%{item.name}"

@@ -43,7 +43,7 @@ class Interleaving:
     cut: tuple[tuple[int, int], ...]
 
     @classmethod
-    def of(cls, layer: Any) -> Self | None:  # noqa: ANN401
+    def of(cls, layer: Any) -> Self | None:
         """That of a layer; None for dilated kernels."""
         if set(layer.dilation) != {1}:
             return None
@@ -96,7 +96,7 @@ class Interleaving:
         return between(x).reshape(*[-1] * batch, *results, channels * self.groups)
 
 
-def can_interleave(layer: Any, call: fx.Node) -> bool:  # noqa: ANN401
+def can_interleave(layer: Any, call: fx.Node) -> bool:
     """Whether a call multiplies integers by the integers of a transposed convolution's weight, around zeros."""
     if type(layer) not in _TRANSPOSED or len(call.args) != 1 or call.kwargs.keys() - {"call"}:
         return False
@@ -142,7 +142,7 @@ class InterleavedLayer(DeployedLayer):
 
     def __init__(
         self,
-        layer: Any,  # noqa: ANN401
+        layer: Any,
         way: Interleaving,
         results: Sequence[TensorQuantizer],
         weight_site: Site | None,
@@ -170,5 +170,4 @@ class InterleavedLayer(DeployedLayer):
         return self.way.interleave(self.way.convolve(x, weight, bias), self.results[call])
 
     def products(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:  # pyrefly: ignore
-        """The convolution."""
         return self.way.convolve(x, weight, bias)

@@ -22,14 +22,12 @@ class Call(nn.Module):
         super().__init__()
         self.target = torch.mul if node.target is gated else node.target
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        """Make the call."""
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
         if isinstance(self.target, str):
             return getattr(args[0], self.target)(*args[1:], **kwargs)
         return self.target(*args, **kwargs)
 
     def extra_repr(self) -> str:
-        """Name what is called."""
         return qualified_name(self.target)
 
 
@@ -37,7 +35,6 @@ class GlobalAveragePool(nn.Module):
     """Adaptive average pooling to a single value."""
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """Average over all spatial dimensions."""
         return global_average_pool(x)
 
 
@@ -46,7 +43,7 @@ class _InPlaceOf(nn.Module):
 
     _layer: tuple[Any]  # in a tuple, so not a submodule: its float weight is exported only if something reads it
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
+    def __getattr__(self, name: str) -> Any:
         if name != "_layer" and name not in self.__dict__["_modules"] and hasattr(layer := self._layer[0], name):
             return getattr(layer, name)  # not detached: an operation that nothing reads is too much for torch.export
         return super().__getattr__(name)
@@ -55,13 +52,12 @@ class _InPlaceOf(nn.Module):
 class FloatLayer(_InPlaceOf):
     """A layer whose weight quantizer the user disabled: it stays float in the runtime too."""
 
-    def __init__(self, layer: Any) -> None:  # noqa: ANN401
+    def __init__(self, layer: Any) -> None:
         super().__init__()
         self._layer = (layer,)
         self.layer, self.guard = layer, KeepFloat()
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Compute with the float weight."""
         return self.guard(self.layer(*args, **kwargs))
 
 
@@ -84,7 +80,6 @@ class StoredConstants(nn.Module):
         return self.kept(x)
 
     def forward(self, call: int = 0) -> tuple[Tensor, Tensor | None]:
-        """Weight and bias, dequantized."""
         return self.weight(), getattr(self, self.names[call])(self.float_bias)
 
 
@@ -97,12 +92,7 @@ class DeployedLayer(_InPlaceOf):
         input_site: the site of its input, where the quantizer is its own and not on the edge before it.
     """
 
-    def __init__(
-        self,
-        layer: Any,  # noqa: ANN401
-        weight_site: Site | None = None,
-        input_site: Site | None = None,
-    ) -> None:
+    def __init__(self, layer: Any, weight_site: Site | None = None, input_site: Site | None = None) -> None:
         super().__init__()
         self._layer = (layer,)
         weight, bias = layer.folded_weight()
@@ -116,7 +106,6 @@ class DeployedLayer(_InPlaceOf):
             self.stored.kept = KeepFloat()
 
     def forward(self, input: Tensor, *args: Any, call: int = 0, **kwargs: Any) -> Tensor:
-        """Compute with the dequantized constants."""
         (layer,) = self._layer
         x = input if self.own_quantizer is None else self.own_quantizer(input)
         arranged = layer.arrange(x)
@@ -140,7 +129,6 @@ class DeployedLayer(_InPlaceOf):
         return layer.compute(layer.arrange(x), weight, bias, *args, **kwargs)
 
     def extra_repr(self) -> str:
-        """Show the layer's settings."""
         return f"{type(self._layer[0]).__name__}({self._layer[0].extra_repr()})"
 
 
@@ -154,15 +142,12 @@ class DeployedFunction(nn.Module):
         self.stored = StoredConstants(stored, bias, [function.bias_scale()])
 
     def forward(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """Compute with the dequantized constants."""
         return self.products(self.stored.guard(input), *self.stored(), *args, **kwargs)
 
     def products(self, x: Tensor, weight: Tensor, bias: Tensor | None, *args: Any, **kwargs: Any) -> Tensor:
-        """The sums of products."""
         return self.function(x, weight, bias, *args, **kwargs)
 
     def extra_repr(self) -> str:
-        """Name the function."""
         return qualified_name(self.function)
 
 
@@ -176,22 +161,20 @@ class ComputedWeightFunction(nn.Module):
         self.register_buffer("bias_scale", function.bias_scale())
 
     def forward(self, input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any) -> Tensor:
-        """Compute with the weight quantized and the bias rounded."""
         if bias is not None and self.bias_scale is not None:
             bias = rounded_bias(bias, self.bias_scale)
         return self.function(input, self.quantizer(weight), bias, *args, **kwargs)
 
     def extra_repr(self) -> str:
-        """Name the function."""
         return qualified_name(self.function)
 
 
-def qualified_name(function: Any) -> str:  # noqa: ANN401
+def qualified_name(function: Any) -> str:
     """The name of a function, or of a method given as text."""
     return f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', function)}"
 
 
-def _bias_overflows(layer: Any, bias: Tensor | None) -> bool:  # noqa: ANN401
+def _bias_overflows(layer: Any, bias: Tensor | None) -> bool:
     """Whether a float bias is too large for int32, which onnxruntime makes of it before a quantizer, unasked."""
     if bias is None or not bias.numel() or layer.weight_quantizer.spec.format.floating:
         return False

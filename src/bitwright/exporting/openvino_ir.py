@@ -30,7 +30,7 @@ def bin_path(path: Path) -> Path:
     return path.with_suffix(".bin")
 
 
-def write_sealed(model: Any, path: Path) -> None:  # noqa: ANN401
+def write_sealed(model: Any, path: Path) -> None:
     """Write the tensors and the graph, whole or not at all; the graph ends with a checksum of both."""
     xml, tensors = _serialized(model).values()
     seal = f"\n<!-- bitwright {hashlib.sha256(xml + tensors).hexdigest()} -->\n"
@@ -39,7 +39,7 @@ def write_sealed(model: Any, path: Path) -> None:  # noqa: ANN401
         graph.write_bytes(xml + seal.encode())
 
 
-def read_sealed(path: Path) -> Any:  # noqa: ANN401
+def read_sealed(path: Path) -> Any:
     """The model, if it is as it was written, or is not Bitwright's."""
     if not path.is_file():
         raise VerifyError(f"there is no file {str(path)!r}; export the model first")
@@ -57,7 +57,7 @@ def read_sealed(path: Path) -> Any:  # noqa: ANN401
         raise VerifyError(f"{str(path)!r} is not an OpenVINO IR: {last}") from error
 
 
-def _serialized(model: Any) -> dict[str, bytes]:  # noqa: ANN401
+def _serialized(model: Any) -> dict[str, bytes]:
     with scratch_folder(tempfile.gettempdir()) as folder:
         try:
             ov.save_model(model, folder / "model.xml", compress_to_fp16=False)
@@ -75,7 +75,7 @@ class IrFile(LoadedFile):
 
     format = "openvino"
 
-    def __init__(self, path: Path, model: Any, record: ExportRecord | None, origin: dict[str, Any], size: int) -> None:  # noqa: ANN401
+    def __init__(self, path: Path, model: Any, record: ExportRecord | None, origin: dict[str, Any], size: int) -> None:
         self.path, self.model, self.record, self.size = path, model, record, size
         self.inputs, self.outputs = list(origin["inputs"]), list(origin["outputs"])
         self._origin = origin
@@ -96,11 +96,9 @@ class IrFile(LoadedFile):
             raise VerifyError(f"{str(path)!r} has a record that cannot be read ({error}); export again") from error
 
     def shipped(self) -> dict[str, bytes]:
-        """The graph and its tensors."""
         return _serialized(self.model)
 
     def watching(self, tensors: Iterable[str]) -> "IrFile":
-        """A copy that also gives out tensors."""
         copy = self.model.clone()
         known = _tensors(copy)
         wanted = [name for name in dict.fromkeys(tensors) if name in known and name not in self.outputs]
@@ -117,7 +115,7 @@ class IrFile(LoadedFile):
         part = make([known[name] for name in made], copy.get_parameters(), "beginning")
         return self._with(part, outputs=made)
 
-    def _with(self, model: Any, **changes: Any) -> "IrFile":  # noqa: ANN401
+    def _with(self, model: Any, **changes: Any) -> "IrFile":
         return IrFile(self.path, model, self.record, {**self._origin, **changes}, self.size)
 
     def float_twin(self) -> "IrFile":
@@ -132,7 +130,6 @@ class IrFile(LoadedFile):
         return IrFile(self.path, twin, None, self._origin, size)
 
     def nodes(self) -> list[FileNode]:
-        """The operators of the ONNX model."""
         return [FileNode(name, kind, tuple(i), tuple(o)) for name, kind, i, o in self._origin["nodes"]]
 
     def multiply_adds(self, feeds: Mapping[str, np.ndarray]) -> dict[str, int | None]:
@@ -148,22 +145,21 @@ class IrFile(LoadedFile):
         return counts
 
     def constant(self, tensor: str) -> np.ndarray | None:
-        """The values of a constant."""
         constants = (n for n in self.model.get_ops() if n.get_type_name() == "Constant")
         found = next((n for n in constants if n.get_friendly_name() == tensor), None)
         return None if found is None else np.array(found.data)
 
 
-def _name(port: Any) -> str:  # noqa: ANN401
+def _name(port: Any) -> str:
     return min(port.get_names(), default=port.get_node().get_friendly_name())
 
 
-def _tensors(model: Any) -> dict[str, Any]:  # noqa: ANN401
+def _tensors(model: Any) -> dict[str, Any]:
     """What a model computes, by the names of tensors."""
     return {name: port for node in model.get_ordered_ops() for port in node.outputs() for name in port.get_names()}
 
 
-def _count(node: Any) -> int | None:  # noqa: ANN401
+def _count(node: Any) -> int | None:
     shapes = [node.input_value(0), node.input_value(1), node.output(0)]
     if any(port.get_partial_shape().is_dynamic for port in shapes):
         return None
@@ -174,7 +170,7 @@ def _count(node: Any) -> int | None:  # noqa: ANN401
     return own * math.prod(x if "Backprop" in node.get_type_name() else result)
 
 
-def _bypass(quantizer: Any) -> None:  # noqa: ANN401
+def _bypass(quantizer: Any) -> None:
     """Make readers of a tensor's dequantized integers read the tensor itself."""
     source, low = quantizer.input_value(0), quantizer.input_value(1).get_node()
     at_zero = low.get_type_name() == "Constant" and not np.any(low.data)
@@ -188,5 +184,5 @@ def _bypass(quantizer: Any) -> None:  # noqa: ANN401
                     end.output(0).replace(source)
 
 
-def _readers(node: Any) -> list[Any]:  # noqa: ANN401
+def _readers(node: Any) -> list[Any]:
     return [port.get_node() for port in node.output(0).get_target_inputs()]

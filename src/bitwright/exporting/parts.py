@@ -114,11 +114,9 @@ class DeployedQuantizer(Part):
         return {"scale": self.scale, "zero_point": self.zero_point, **ends} if self.active else {}
 
     def forward(self, x: Tensor) -> Tensor:
-        """Quantize and dequantize."""
         return super().forward(x) if self.active else x
 
     def compute(self, x: Tensor) -> Tensor:
-        """Quantize and dequantize in torch."""
         x = x if self.limits is None else x.clamp(*self.limits)
         if self.spec.format.floating:
             return fp8_quantize_dequantize(x, self.scale, self.spec.format.name, self.axis, self.group)
@@ -126,7 +124,6 @@ class DeployedQuantizer(Part):
         return quantize_dequantize(x, self.scale, self.zero_point, *limits, self.axis, self.group)
 
     def extra_repr(self) -> str:
-        """Show the spec."""
         return f"{self.spec}, axis {self.axis}, group {self.group}, {'on' if self.active else 'off'}"
 
 
@@ -150,11 +147,9 @@ class TableQuantizer(Part):
         self.bounds, self.levels = table(quantizer)
 
     def constants(self) -> dict[str, Tensor]:
-        """Bounds and levels."""
         return {"bounds": self.bounds, "levels": self.levels}
 
     def compute(self, x: Tensor) -> Tensor:
-        """Find the level of each value."""
         if self.axis is None:
             return self.levels[torch.bucketize(wide(x).contiguous(), self.bounds, right=True)].to(x.dtype)
         rows = wide(x).movedim(self.axis, 0)
@@ -162,7 +157,6 @@ class TableQuantizer(Part):
         return self.levels.gather(1, places).reshape(rows.shape).movedim(0, self.axis).to(x.dtype)
 
     def extra_repr(self) -> str:
-        """Show the spec."""
         return f"{self.spec}, axis {self.axis}"
 
 
@@ -187,7 +181,6 @@ class IntegerTensor(Part):
         self.axis, self.group, self.site = axis, group, site
 
     def constants(self) -> dict[str, Tensor]:
-        """Integers, scale and zero point."""
         return {"integers": self.integers, "scale": self.scale, "zero_point": self.zero_point}
 
     def forward(self, x: Tensor | None = None) -> Tensor:
@@ -197,7 +190,6 @@ class IntegerTensor(Part):
         return dequantize(self.integers, self.scale, self.zero_point, self.axis, self.group).to(self.dtype)
 
     def extra_repr(self) -> str:
-        """Show where scales lie."""
         return f"axis {self.axis}, group {self.group}"
 
 
@@ -218,11 +210,9 @@ class TableTensor(Part):
         self.scale = method.unit(*quantizer._known()).detach().clone()
 
     def constants(self) -> dict[str, Tensor]:
-        """Places, levels and what these are multiples of."""
         return {"integers": self.places, "levels": self.levels, "scale": self.scale}
 
     def forward(self, x: Tensor | None = None) -> Tensor:
-        """The constant's values."""
         if self.number is not None:
             return torch.ops.bitwright.stored(self.number, list(self.places.shape), self.dtype)
         return (self.levels[self.places.long()] * broadcast(self.scale, self.places, self.axis, self.group)).to(
@@ -230,7 +220,6 @@ class TableTensor(Part):
         )
 
     def extra_repr(self) -> str:
-        """Show where scales lie."""
         return f"{len(self.levels)} levels, axis {self.axis}, group {self.group}"
 
 
@@ -242,7 +231,6 @@ class Multiply(nn.Module):
         self.register_buffer("factor", factor.detach().clone())
 
     def forward(self, x: Tensor) -> Tensor:
-        """The product, in the precision of ``x``."""
         return x * self.factor.to(x)
 
 

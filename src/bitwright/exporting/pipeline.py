@@ -22,10 +22,10 @@ from bitwright.preparation import Ledger, ledger_of
 def export(
     model: nn.Module,
     path: str | os.PathLike[str],
-    example_inputs: Any = None,  # noqa: ANN401
+    example_inputs: Any = None,
     *,
     format: str | None = None,
-    dynamic_shapes: Any = True,  # noqa: ANN401
+    dynamic_shapes: Any = True,
     input_names: Sequence[str] | None = None,
     output_names: Sequence[str] | None = None,
     opset_version: int | None = None,

@@ -39,12 +39,8 @@ class WholeRecurrentLayers(TorchFunctionMode):
     """While it lasts, recurrent layers are one operator of Bitwright's; packed sequences stay as they are."""
 
     def __torch_function__(
-        self,
-        func: Any,  # noqa: ANN401
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:  # noqa: ANN401
+        self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         """Replace calls of torch's recurrent functions."""
         kind = _KINDS.get(func)
         if kind is None or len(args) != 9 or not isinstance(args[3], bool):  # packed ones have their batch sizes second

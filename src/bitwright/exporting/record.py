@@ -114,7 +114,7 @@ class ExportRecord:
             raise VerifyError(f"the file's record cannot be read ({type(error).__name__}: {error})") from error
 
 
-def _read(cls: type[Any], data: Mapping[str, Any]) -> Any:  # noqa: ANN401
+def _read(cls: type[Any], data: Mapping[str, Any]) -> Any:
     """Build a dataclass from plain data, whose values must have the types of its plain fields."""
     kinds = {"str": str, "int": int, "bool": bool}
     made = cls(**data)

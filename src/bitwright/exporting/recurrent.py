@@ -47,7 +47,7 @@ class DeployedLSTM(nn.Module):
             places = range(number * directions, (number + 1) * directions)
             self.register_buffer(f"bias_{number}", _biases(layer, places) if layer.bias else None)
 
-    def forward(self, input: Any, hx: Any = None) -> tuple[Any, tuple[Tensor, Tensor]]:  # noqa: ANN401
+    def forward(self, input: Any, hx: Any = None) -> tuple[Any, tuple[Tensor, Tensor]]:
         """Run all layers, as the prepared model does unless it is being exported."""
         (layer,) = self._layer
         if getattr(self, self.names[0]).number is None:
@@ -60,7 +60,7 @@ class DeployedLSTM(nn.Module):
         out, ends = self._layers(input.transpose(0, 1) if layer.batch_first else input, hx)
         return out.transpose(0, 1) if layer.batch_first else out, ends
 
-    def _layers(self, x: Tensor, states: Any) -> tuple[Tensor, tuple[Tensor, Tensor]]:  # noqa: ANN401
+    def _layers(self, x: Tensor, states: Any) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         layer = self._layer[0]
         directions = 2 if layer.bidirectional else 1
         ends: list[tuple[Tensor, Tensor]] = []
@@ -77,7 +77,6 @@ class DeployedLSTM(nn.Module):
         return x, (torch.cat([h for h, _ in ends]), torch.cat([c for _, c in ends]))
 
     def extra_repr(self) -> str:
-        """Show the settings of the LSTM."""
         return self._layer[0].extra_repr()
 
 

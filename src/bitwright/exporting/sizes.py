@@ -52,7 +52,7 @@ class Sizes:
         sizes = {self._size(axis, n) for t in self.tensors for axis, n in enumerate(t.shape) if n > 1}
         return [s for s in sorted(sizes, key=str, reverse=True) if self._takes(s, 2) or self._takes(s, 0.5)]
 
-    def shapes(self, free: list[Size]) -> Any:  # noqa: ANN401
+    def shapes(self, free: list[Size]) -> Any:
         """Shapes as the exporter expects them; it fixes those that it cannot leave free."""
 
         def shape(x: Tensor) -> dict[int, Any]:
@@ -100,7 +100,7 @@ class WishedSizes:
         names: the user's names for the sizes.
     """
 
-    def __init__(self, twin: nn.Module, inputs: Inputs, wished: Any) -> None:  # noqa: ANN401
+    def __init__(self, twin: nn.Module, inputs: Inputs, wished: Any) -> None:
         self.names: Names = {}
         bound = bind_inputs(twin, inputs.args, inputs.kwargs)
         given = _by_argument(wished, list(bound))
@@ -109,7 +109,7 @@ class WishedSizes:
         positional = list(doubled.values())[: len(inputs.args)]
         self.inputs = Inputs(tuple(positional), dict(list(doubled.items())[len(inputs.args) :]))
 
-    def _shape(self, value: Any, shape: Any, place: str) -> Any:  # noqa: ANN401
+    def _shape(self, value: Any, shape: Any, place: str) -> Any:
         if isinstance(value, Tensor):
             return {axis: self._size(size, place, axis) for axis, size in _axes(value, shape, place)}
         if isinstance(value, Mapping):
@@ -123,7 +123,7 @@ class WishedSizes:
             return type(value)(self._shape(item, part, f"{place}_{i}") for i, (item, part) in items)
         return None
 
-    def _size(self, size: Any, place: str, axis: int) -> Any:  # noqa: ANN401
+    def _size(self, size: Any, place: str, axis: int) -> Any:
         name = size if isinstance(size, str) else getattr(size, "__name__", "")
         if isinstance(size, str) and not size.isidentifier():
             raise ConfigError(f"dynamic_shapes calls axis {axis} of {place!r} {size!r}, which is not an identifier")
@@ -132,7 +132,7 @@ class WishedSizes:
         return torch.export.Dim.DYNAMIC if isinstance(size, str) else size
 
 
-def _by_argument(wished: Any, arguments: list[str]) -> dict[str, Any]:  # noqa: ANN401
+def _by_argument(wished: Any, arguments: list[str]) -> dict[str, Any]:
     """The shapes of arguments by their names; those that are not mentioned are fixed."""
     if isinstance(wished, Mapping):
         unknown = [name for name in wished if name not in arguments]
@@ -151,7 +151,7 @@ def _by_argument(wished: Any, arguments: list[str]) -> dict[str, Any]:  # noqa: 
     return dict(zip(arguments, wished, strict=False))
 
 
-def _axes(value: Tensor, shape: Any, place: str) -> Iterator[tuple[int, Any]]:  # noqa: ANN401
+def _axes(value: Tensor, shape: Any, place: str) -> Iterator[tuple[int, Any]]:
     """The axes of a tensor with a size that the user set."""
     if not isinstance(shape, Mapping | tuple | list | None):
         raise ConfigError(f"dynamic_shapes has {shape!r} for {place!r}: give {{axis: size}} or a list of sizes")
@@ -163,7 +163,7 @@ def _axes(value: Tensor, shape: Any, place: str) -> Iterator[tuple[int, Any]]:  
             yield axis % value.ndim, size
 
 
-def _doubled(value: Any, shape: Any) -> Any:  # noqa: ANN401
+def _doubled(value: Any, shape: Any) -> Any:
     """A value with its free sizes of one doubled."""
     if isinstance(value, Tensor):
         for axis, size in (shape or {}).items():
@@ -177,7 +177,7 @@ def _doubled(value: Any, shape: Any) -> Any:  # noqa: ANN401
     return value
 
 
-def _map(value: Any, function: Callable[[Tensor], Any], other: Callable[[Any], Any] = lambda v: v) -> Any:  # noqa: ANN401
+def _map(value: Any, function: Callable[[Tensor], Any], other: Callable[[Any], Any] = lambda v: v) -> Any:
     """Apply a function to all tensors of inputs, and another to everything else."""
     if isinstance(value, Tensor):
         return function(value)
@@ -188,7 +188,7 @@ def _map(value: Any, function: Callable[[Tensor], Any], other: Callable[[Any], A
     return other(value)
 
 
-def name_sizes(model: Any, arguments: list[str], wished: Names) -> set[str]:  # noqa: ANN401
+def name_sizes(model: Any, arguments: list[str], wished: Names) -> set[str]:
     """Name the free sizes as the user does, or after the first inputs that have them; return the names."""
     names: dict[str, str] = {}
     given = zip(arguments, model.graph.inputs, strict=False)
@@ -206,7 +206,7 @@ def name_sizes(model: Any, arguments: list[str], wished: Names) -> set[str]:  # 
     return set(names.values())
 
 
-def _free_sizes(value: Any) -> list[tuple[int, str]]:  # noqa: ANN401
+def _free_sizes(value: Any) -> list[tuple[int, str]]:
     """The axes of a tensor whose sizes are free, with the symbol or expression of each."""
     import onnx_ir as ir
 

@@ -38,7 +38,7 @@ def _number(order: Tensor) -> Tensor:
     return torch.where(order < 0, -magnitude, magnitude)
 
 
-def _rows(quantizer: TensorQuantizer, rows: Tensor, function: Any) -> Tensor:  # noqa: ANN401
+def _rows(quantizer: TensorQuantizer, rows: Tensor, function: Any) -> Tensor:
     """Apply a function of a quantizer to (channels, n) values, laid out as its axis says."""
     axis = quantizer.method.axis
     if axis is None:

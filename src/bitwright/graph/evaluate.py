@@ -32,7 +32,6 @@ class Evaluator:
         self.values: dict[fx.Node, Any] = dict(values or {})
 
     def __call__(self, node: fx.Node) -> Any:
-        """The value of a node."""
         if node not in self.values:
             self.values[node] = self.compute(node)
         return self.values[node]
@@ -58,7 +57,6 @@ class ZerosEvaluator(Evaluator):
     """
 
     def __call__(self, node: fx.Node) -> Any:
-        """The value of a node that others read."""
         info = facts(node).tensor
         if node not in self.values and info is not None:
             device = next(self.model.parameters(), torch.empty(0)).device
@@ -68,6 +66,5 @@ class ZerosEvaluator(Evaluator):
         return super().__call__(node)
 
     def compute(self, node: fx.Node) -> Any:
-        """Compute a node, even one that nothing else reads."""
         with torch.no_grad():
             return super().compute(node)

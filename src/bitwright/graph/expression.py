@@ -61,7 +61,6 @@ class Expression:
         self.steps = tuple(_step(model, n, place) for n in order)
 
     def __call__(self) -> Tensor:
-        """Evaluate."""
         values: list[Any] = []
         for owner, target, args, kwargs in self.steps:
             if owner is not None:

@@ -31,7 +31,6 @@ class FixedFakeQuantize(Method):
         return quantize_dequantize(x, scale, zero_point, spec.qmin, spec.qmax, self.axis, self.group)
 
     def integers(self, x: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor:
-        """The integers, or fp8 numbers, that ``x`` is stored as."""
         spec = self.spec
         if spec.format.floating:
             return to_fp8(x / broadcast(scale, x, self.axis, self.group), BY_NAME[spec.format.name])

@@ -18,7 +18,6 @@ class NonUniformMethod(Method):
         )
 
     def unit(self, scale: Tensor, zero_point: Tensor) -> Tensor:
-        """The magnitude of the largest level."""
         with torch.no_grad():
             return self.largest(scale, zero_point).float()
 

@@ -67,7 +67,6 @@ class QDropFakeQuantize(LearnableFakeQuantize):
         self.prob = number(self, "prob", prob, 0.0, 1.0)
 
     def quantize(self, x: Tensor, grid: Grid, factor: float) -> Tensor:
-        """Quantize all of ``x``, or in training some."""
         if not self.training or self.prob == 1.0:
             return super().quantize(x, grid, factor)
         odds = torch.full((), self.prob - 0.5, device=x.device)  # noise is below with this probability

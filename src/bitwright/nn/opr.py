@@ -66,5 +66,4 @@ class QuantOpr(QuantInputMixin, nn.Module):
             self._weight_quantizer = self.build_quantizer(quant_desc_weight or default, "quant_desc_weight")
 
     def extra_repr(self) -> str:
-        """Show what the subclass put into ``_repr_info``."""
         return self._repr_info

@@ -63,7 +63,6 @@ class Observer(ABC):
         self.batches = 0
 
     def __call__(self, x: Tensor) -> None:
-        """Look at one batch of values."""
         if x.numel() == 0:
             return
         shape = self.spec.param_shape(tuple(x.shape))

@@ -217,7 +217,6 @@ class TensorQuantizer(AmaxViews):
             raise CalibrationError(f"the quantizer{self._named()} cannot be calibrated: {error}") from error
 
     def extra_repr(self) -> str:
-        """Show spec, range, observer, method and mode."""
         known = "dynamic range" if self.dynamic else "no range"
         if self.calibrated:
             lo, hi = self.range()

@@ -49,7 +49,6 @@ class Rest:
         self.predictions = self._in_float([exact[node] for node in targets], columns)
 
     def __call__(self, results: Sequence[Any], others: Sequence[Any]) -> list[Any]:
-        """The model's results from those of the unit."""
         values = dict(zip((*self.targets, *self.nodes), (*results, *others), strict=True))
         with switched_off(self.quantizers):
             for unit, call in self.units:

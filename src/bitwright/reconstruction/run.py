@@ -331,7 +331,6 @@ class _Chosen(nn.Module):
         self.call, self.chosen = call, chosen
 
     def forward(self, *values: Any) -> list[Any]:
-        """Compute the unit."""
         results = self.call(*values)
         return [results[i] for i in self.chosen]
 

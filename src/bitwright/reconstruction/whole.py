@@ -22,7 +22,6 @@ class _Flat(nn.Module):
         self._call = caller(model, example.args, example.kwargs)
 
     def forward(self, *values: Any) -> tuple[Tensor, ...]:
-        """Call the model."""
         return tuple(tensors_in(self._call(self.model, dict(zip(self.names, values, strict=True)))))
 
 

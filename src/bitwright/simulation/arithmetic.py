@@ -88,7 +88,6 @@ class IntegerOperator(nn.Module):
         self.inputs, self.output = inputs, output
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Compute in integers."""
         grids = iter(self.inputs)
         device = None
 
@@ -107,5 +106,4 @@ class IntegerOperator(nn.Module):
             return result.float() if output is None else output.values(result)
 
     def extra_repr(self) -> str:
-        """Name the kernel."""
         return self.kernel.__name__

@@ -54,7 +54,6 @@ class Simulated(nn.Module):
         return super().train(False)
 
     def extra_repr(self) -> str:
-        """Show how much is exact."""
         return f"{self.runtime}: {len(self.exact)} operators exact, {len(self.inexact)} in float"
 
 

@@ -28,7 +28,6 @@ class View:
     session: Session
 
     def __call__(self, feeds: Mapping[str, np.ndarray]) -> Arrays:
-        """The tensors' values on one batch."""
         seen = self.session(feeds)
         names = {t: self.file.output_of(t) for t in self.tensors}
         return {tensor: seen[name] for tensor, name in names.items() if name in seen}
@@ -49,7 +48,6 @@ class Watch:
     untouched: dict[str, str] = field(default_factory=dict)
 
     def __call__(self, feeds: Mapping[str, np.ndarray]) -> Arrays:
-        """The tensors' values on one batch."""
         return {tensor: value for view in self.views for tensor, value in view(feeds).items()}
 
 

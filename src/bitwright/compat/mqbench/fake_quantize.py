@@ -37,7 +37,6 @@ class QuantizeBase(TensorQuantizer):
 
     @property
     def activation_post_process(self) -> Observer:
-        """The observer."""
         return self.observer
 
     @property
@@ -72,11 +71,9 @@ class QuantizeBase(TensorQuantizer):
             self.off()
 
     def disable_fake_quant(self) -> None:
-        """Stop quantizing."""
         self.enable_fake_quant(False)
 
     def calculate_qparams(self) -> tuple[Tensor, Tensor]:
-        """Scale and zero point."""
         return self.qparams()
 
 

@@ -14,7 +14,6 @@ class SpecialLayers(dict[str, Any]):
 
     @property
     def layers_name(self) -> list[str]:
-        """The names."""
         return list(self)
 
     @property

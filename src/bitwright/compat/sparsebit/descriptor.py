@@ -30,22 +30,18 @@ class QuantDescriptor:
 
     @property
     def bit(self) -> int:
-        """The number of bits."""
         return self.spec.bits
 
     @property
     def qmin(self) -> int:
-        """The lowest integer."""
         return int(self.spec.qmin)
 
     @property
     def qmax(self) -> int:
-        """The highest integer."""
         return int(self.spec.qmax)
 
     @property
     def qrange(self) -> tuple[int, int]:
-        """The lowest and the highest integer."""
         return self.qmin, self.qmax
 
     @property

@@ -72,12 +72,10 @@ class _Described:
 
     @property
     def bit(self) -> int:
-        """The number of bits."""
         return self.qdesc.bit
 
     @property
     def is_perchannel(self) -> bool:
-        """Whether each channel has a scale."""
         return self.qdesc.is_perchannel
 
     @property

@@ -115,7 +115,6 @@ class BundleFormat(ExportFormat):
         return None
 
     def files(self, target: Path) -> list[Path]:
-        """The float model, and the files of ranges beside it."""
         beside = [target.with_suffix(suffix) for suffix in self.sides]
         if target in beside:
             raise ConfigError(f"{target.name!r} is the name of the file of ranges: call the model {target.stem!r}.onnx")
@@ -142,15 +141,13 @@ class BundleFormat(ExportFormat):
             return write_recorded(parts.model, record, target, options.external_data)
 
     def read(self, path: Path) -> LoadedFile:
-        """Read a bundle by its model."""
         from bitwright.exporting.onnx.file import OnnxFile
 
         if any(path.name.endswith(suffix) for suffix in self.sides):
             raise VerifyError(f"{str(path)!r} holds the ranges; name the .onnx file beside it")
         return self.restore(OnnxFile.read(path))
 
-    def restore(self, file: Any) -> LoadedFile:  # noqa: ANN401
-        """The Q/DQ model that the files describe."""
+    def restore(self, file: Any) -> LoadedFile:
         from bitwright.exporting.bundles.file import BundleFile
 
         note = next((e.value for e in file.proto.metadata_props if e.key == BUNDLE), None)
@@ -186,7 +183,7 @@ class BundleFormat(ExportFormat):
             _check_numbers(r)
         return found
 
-    def parsed(self, text: str, schema: str = "") -> Any:  # noqa: ANN401
+    def parsed(self, text: str, schema: str = "") -> Any:
         """JSON that fits the schema, or a VerifyError."""
         name = schema or self.schema
         try:

@@ -22,5 +22,4 @@ class BundleFile(OnnxFile):
         self.clean, self.files = file, files
 
     def float_twin(self) -> OnnxFile:
-        """The float model."""
         return OnnxFile(self.path, self.clean.proto, None)

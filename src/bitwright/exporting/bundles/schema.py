@@ -8,13 +8,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-_TYPES = {
-    "object": dict,
-    "array": list,
-    "string": str,
-    "boolean": bool,
-    "null": type(None),
-}
+_TYPES = {"object": dict, "array": list, "string": str, "boolean": bool, "null": type(None)}
 _WORDS = {
     *("type", "properties", "required", "additionalProperties", "items", "enum", "const", "minimum", "maximum"),
     *("exclusiveMinimum", "minItems", "maxItems", "anyOf", "minLength"),
@@ -22,7 +16,7 @@ _WORDS = {
 }
 
 
-def _has_at_least(data: Any, count: int) -> bool:  # noqa: ANN401
+def _has_at_least(data: Any, count: int) -> bool:
     return not isinstance(data, list | str | dict) or len(data) >= count
 
 
@@ -50,7 +44,7 @@ def problems(data: object, schema: dict[str, Any]) -> list[str]:
     return list(_problems(data, schema, schema, ""))
 
 
-def _problems(data: Any, schema: Any, root: dict[str, Any], where: str) -> Iterator[str]:  # noqa: ANN401
+def _problems(data: Any, schema: Any, root: dict[str, Any], where: str) -> Iterator[str]:
     if "$ref" in schema:
         schema = root["$defs"][schema["$ref"].rpartition("/")[2]]
     if unknown := set(schema) - _WORDS:
@@ -80,7 +74,7 @@ def _is(data: object, kind: str) -> bool:
     return isinstance(data, _TYPES[kind])
 
 
-def _limits(data: Any, schema: dict[str, Any], here: str) -> Iterator[str]:  # noqa: ANN401
+def _limits(data: Any, schema: dict[str, Any], here: str) -> Iterator[str]:
     for word, (kept, what) in _LIMITS.items():
         if word in schema and not kept(data, schema[word]):
             limit = ", ".join(map(repr, schema[word])) if word == "enum" else schema[word]

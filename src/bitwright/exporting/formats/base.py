@@ -62,7 +62,7 @@ class ExportOptions:
             raise ConfigError(f"external_data must be True, False or None, not {self.external_data!r}")
 
 
-def _check_names(key: str, names: Any) -> None:  # noqa: ANN401
+def _check_names(key: str, names: Any) -> None:
     if names is None:
         return
     if isinstance(names, str) or not isinstance(names, Sequence):
@@ -146,7 +146,7 @@ class LoadedFile(ABC):
     def constant(self, tensor: str) -> np.ndarray | None:
         """The values of a stored tensor; None if the file stores no such tensor."""
 
-    def with_quantizers(self) -> Any:  # noqa: ANN401
+    def with_quantizers(self) -> Any:
         """The model as ONNX with each quantizer as an operator; None for a format that is not ONNX."""
         return None
 
@@ -190,7 +190,7 @@ class ExportFormat(ABC):
     def read(self, path: Path) -> LoadedFile:
         """Read a file, or raise a VerifyError that says why not."""
 
-    def restore(self, file: Any) -> LoadedFile:  # noqa: ANN401
+    def restore(self, file: Any) -> LoadedFile:
         """The file, after ``onnx`` has read it, for formats whose files are also ONNX and name this format."""
         return file
 

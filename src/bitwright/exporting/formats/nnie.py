@@ -42,19 +42,16 @@ class NNIE(BundleFormat):
     )
 
     def split(self, proto: "onnx.ModelProto", record: ExportRecord) -> "Split":
-        """Take tables out."""
         from bitwright.exporting.bundles.tables import split_tables
 
         return split_tables(proto, record, _quantizer(1.0).method.levels().numpy())
 
     def join(self, proto: "onnx.ModelProto", ranges: list[Range]) -> "onnx.ModelProto":
-        """Put tables in again."""
         from bitwright.exporting.bundles.tables import join_tables
 
         return join_tables(proto, ranges, _quantizer)
 
     def texts(self, contents: Contents) -> Texts:
-        """The parameter file."""
         for r in _weights(contents):
             if r.scale != contents.ranges[r.place.tensor].scale:
                 raise ExportError(
@@ -89,7 +86,7 @@ class NNIE(BundleFormat):
         return [*found, *_weights(contents)]
 
 
-def has_entry(node: Any) -> bool:  # noqa: ANN401
+def has_entry(node: Any) -> bool:
     """Whether the parameter file has an entry for an operator that reads quantized tensors."""
     grouped = node.op_type == "Conv" and any(a.name == "group" and a.i > 1 for a in node.attribute)
     return node.op_type not in _WITHOUT and not grouped

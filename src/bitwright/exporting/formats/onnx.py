@@ -22,7 +22,6 @@ class OnnxFormat(ExportFormat):
     packages: ClassVar[dict[str, str]] = {"onnx": "onnx", "onnxscript": "onnx"}
 
     def write(self, deployment: Deployment, inputs: Inputs, target: Path, options: ExportOptions) -> ExportRecord:
-        """Write the file."""
         from bitwright.exporting.onnx.seal import write_recorded
 
         proto, record = build(deployment, inputs, options, self.name)
@@ -101,7 +100,7 @@ def build(deployment: Deployment, inputs: Inputs, options: ExportOptions, format
     return proto, record
 
 
-def check_valid(model: Any, what: str) -> None:  # noqa: ANN401
+def check_valid(model: Any, what: str) -> None:
     """Refuse a model that is not valid ONNX."""
     import onnx
 
@@ -113,17 +112,17 @@ def check_valid(model: Any, what: str) -> None:  # noqa: ANN401
         raise ExportError(f"{what} is not valid ONNX: {str(error).strip().splitlines()[0]}") from error
 
 
-def _is_text(value: Any) -> bool:  # noqa: ANN401
+def _is_text(value: Any) -> bool:
     return value is not None and value.const_value is not None and value.const_value.dtype.name == "STRING"
 
 
-def _arguments(graph: Any, names: list[str]) -> tuple[str, ...]:  # noqa: ANN401
+def _arguments(graph: Any, names: list[str]) -> tuple[str, ...]:
     """The arguments that a graph's inputs are; one that is also an output is called otherwise in the graph."""
     given = [value.name for value in graph.inputs]
     return tuple(names if len(names) == len(given) else given)
 
 
-def write_unsigned(model: Any) -> None:  # noqa: ANN401
+def write_unsigned(model: Any) -> None:
     """Write int8 activations as uint8: 128 more on every integer and zero point, so that the values are the same."""
     import numpy as np
     import onnx_ir as ir

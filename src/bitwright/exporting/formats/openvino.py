@@ -24,13 +24,11 @@ class OpenVinoFormat(ExportFormat):
     packages: ClassVar[dict[str, str]] = {"onnx": "onnx", "onnxscript": "onnx", "openvino": "openvino"}
 
     def check(self, model: nn.Module, inputs: Inputs, options: ExportOptions) -> None:
-        """Refuse a single file, too."""
         if options.external_data is False:
             raise ConfigError("the format openvino stores tensors in a second file: leave out external_data=False")
         super().check(model, inputs, options)
 
     def write(self, deployment: Deployment, inputs: Inputs, target: Path, options: ExportOptions) -> ExportRecord:
-        """Write both files."""
         import openvino
 
         from bitwright.exporting.onnx.external import LIMIT, stored_bytes
@@ -54,7 +52,6 @@ class OpenVinoFormat(ExportFormat):
         return record
 
     def read(self, path: Path) -> LoadedFile:
-        """Read both files."""
         from bitwright.exporting.openvino_ir import IrFile
 
         return IrFile.read(path)

@@ -33,7 +33,6 @@ class PPL(BundleFormat):
         return "is computed and has scales of channels; computed tensors have one" if several else None
 
     def texts(self, contents: Contents) -> Texts:
-        """All weights and computed tensors."""
         ranges = contents.of("activation", "weight")
         weights = {r.place.tensor for r in ranges if r.place.kind == "weight" and r.place.bits == 8}
         wide = {r.place.tensor for r in ranges if r.place.bits != 8}
@@ -46,7 +45,6 @@ class PPL(BundleFormat):
         return {_SIDE: json.dumps(data, indent=1) + "\n"}
 
     def ranges(self, texts: Texts, contents: Contents) -> list[Range]:
-        """Scales and zero points of every tensor."""
         found = []
         for name, entry in self.parsed(texts[_SIDE])["quant_info"].items():
             place = contents.place(name, "quant_info")

@@ -25,7 +25,6 @@ class QOperatorFormat(ExportFormat):
     packages: ClassVar[dict[str, str]] = {"onnx": "onnx", "onnxscript": "onnx", "onnxruntime": "onnx"}
 
     def write(self, deployment: Deployment, inputs: Inputs, target: Path, options: ExportOptions) -> ExportRecord:
-        """Write the file."""
         from bitwright.exporting.onnx.qoperator import join_quantizers
         from bitwright.exporting.onnx.seal import write_recorded
 
@@ -36,10 +35,9 @@ class QOperatorFormat(ExportFormat):
         return write_recorded(joined, record, target, options.external_data)
 
     def read(self, path: Path) -> LoadedFile:
-        """Read the file."""
         return OnnxFormat().read(path)
 
-    def restore(self, file: Any) -> LoadedFile:  # noqa: ANN401
+    def restore(self, file: Any) -> LoadedFile:
         """The file, which knows what its integer operators were made of."""
         from bitwright.exporting.onnx.qoperator import QOperatorFile
 

@@ -25,7 +25,6 @@ class _Qualcomm(BundleFormat):
     holds = ("activation", "weight", "bias")
 
     def texts(self, contents: Contents) -> Texts:
-        """The encodings as JSON."""
         return {_SIDE: json.dumps(self.encodings(contents), indent=1) + "\n"}
 
     def encodings(self, contents: Contents) -> dict[str, Any]:
@@ -34,22 +33,21 @@ class _Qualcomm(BundleFormat):
         listed = {key: self.listed([r for k in kinds for r in contents.of(k)]) for key, kinds in parts.items()}  # pyrefly: ignore
         return {"version": self.name.rpartition("-")[2], **listed}
 
-    def listed(self, ranges: list[Range]) -> Any:  # noqa: ANN401
+    def listed(self, ranges: list[Range]) -> Any:
         """The encodings of one group."""
         raise NotImplementedError
 
     def ranges(self, texts: Texts, contents: Contents) -> list[Range]:
-        """Read every encoding."""
         return list(self._read(self.parsed(texts[_SIDE]), contents))
 
-    def _read(self, data: Any, contents: Contents) -> Iterator[Range]:  # noqa: ANN401
+    def _read(self, data: Any, contents: Contents) -> Iterator[Range]:
         for group in ("activation_encodings", "param_encodings"):
             given = data[group]
             for name, entry in given.items() if isinstance(given, dict) else ((e["name"], e) for e in given):
                 place = contents.place(name, "the file of encodings")
                 yield self.read_one(place, entry)
 
-    def read_one(self, place: Place, entry: Any) -> Range:  # noqa: ANN401
+    def read_one(self, place: Place, entry: Any) -> Range:
         """The range that one encoding gives."""
         raise NotImplementedError
 
@@ -63,7 +61,6 @@ class Qualcomm061(_Qualcomm):
     limits = "4 to 32 bits; one scale per tensor, or per output channel of a weight"
 
     def why_not(self, found: Range) -> str | None:
-        """Few bits, and groups."""
         if found.place.block is not None:
             return "has scales of groups, which came with version 1.0.0"
         if found.place.bits < 4:
@@ -83,7 +80,6 @@ class Qualcomm061(_Qualcomm):
         return {**super().encodings(contents), "quantizer_args": args}
 
     def listed(self, ranges: list[Range]) -> dict[str, list[dict[str, Any]]]:
-        """Encodings by tensors."""
         return {r.place.tensor: [self._entry(r, s, o) for s, o in _numbers(r)] for r in ranges}
 
     def _entry(self, found: Range, scale: float, offset: int) -> dict[str, Any]:
@@ -97,8 +93,7 @@ class Qualcomm061(_Qualcomm):
             "offset": offset,
         }
 
-    def read_one(self, place: Place, entry: Any) -> Range:  # noqa: ANN401
-        """Scales and offsets, which the bounds must fit."""
+    def read_one(self, place: Place, entry: Any) -> Range:
         for e in entry:
             ends = e["offset"] * e["scale"], (e["offset"] + 2 ** e["bitwidth"] - 1) * e["scale"]
             span = ends[1] - ends[0]
@@ -117,15 +112,12 @@ class Qualcomm100(_Qualcomm):
     limits = "2 to 32 bits; one scale per tensor, per output channel, or per group of inputs of a weight"
 
     def why_not(self, found: Range) -> str | None:
-        """Activations have one scale."""
         return _no_channels_of_activations(found)
 
     def encodings(self, contents: Contents) -> dict[str, Any]:
-        """All groups, and the layers left out: none."""
         return {**super().encodings(contents), "excluded_layers": []}
 
     def listed(self, ranges: list[Range]) -> list[dict[str, Any]]:
-        """Encodings in order."""
         return [self._entry(r) for r in ranges]
 
     def _entry(self, found: Range) -> dict[str, Any]:
@@ -142,8 +134,7 @@ class Qualcomm100(_Qualcomm):
         }
         return entry if place.block is None else {**entry, "block_size": place.block}
 
-    def read_one(self, place: Place, entry: Any) -> Range:  # noqa: ANN401
-        """Scales and offsets."""
+    def read_one(self, place: Place, entry: Any) -> Range:
         _same(place, "bw", {entry["bw"]})
         return _range(place, entry["scale"], entry["offset"], entry.get("block_size"))
 
@@ -157,7 +148,6 @@ class Qualcomm200(_Qualcomm):
     limits = "2 to 32 bits; one scale per tensor, per channel of any axis, or per group"
 
     def encodings(self, contents: Contents) -> dict[str, Any]:
-        """One list."""
         return {"version": "2.0.0", "encodings": [self._entry(r) for r in contents.of("activation", "weight", "bias")]}
 
     def _entry(self, found: Range) -> dict[str, Any]:
@@ -173,7 +163,7 @@ class Qualcomm200(_Qualcomm):
             entry["axis"] = place.axis
         return entry if place.block is None else {**entry, "block_size": place.block}
 
-    def _read(self, data: Any, contents: Contents) -> Iterator[Range]:  # noqa: ANN401
+    def _read(self, data: Any, contents: Contents) -> Iterator[Range]:
         for entry in data["encodings"]:
             place = contents.place(entry["name"], "the file of encodings")
             wanted = {"output_dtype": f"{'int' if place.signed else 'uint'}{place.bits}", "axis": place.axis}
@@ -206,7 +196,7 @@ def _range(place: Place, scales: list[float], offsets: list[int], block: int | N
     return Range(place, scale, point, place.lowest, place.highest)
 
 
-def _same(place: Place, key: str, given: set[Any], wanted: Any = None) -> None:  # noqa: ANN401
+def _same(place: Place, key: str, given: set[Any], wanted: Any = None) -> None:
     wanted = place.bits if wanted is None and key in ("bitwidth", "bw") else wanted
     if given != {wanted}:
         shown = ", ".join(map(repr, given))

@@ -29,7 +29,6 @@ class STPU(BundleFormat):
     limits = "symmetric int8 from -127 to 127; one scale per tensor"
 
     def why_not(self, found: Range) -> str | None:
-        """The grid is symmetric."""
         good = found.symmetric and found.per_tensor and (found.qmin, found.qmax) == (-127, 127)
         return None if good else f"has integers from {found.qmin}; STPU has -127 to 127, one scale and no zero point"
 
@@ -123,7 +122,7 @@ def _step(contents: Contents, place: Place) -> float | None:
     return math.prod(float(r.scale) for r in factors if r is not None) if all(factors) else None
 
 
-def _least_exponent(node: Any, contents: Contents) -> int | None:  # noqa: ANN401
+def _least_exponent(node: Any, contents: Contents) -> int | None:
     made = _rectified(contents).get(node.output[0], node.output[0])
     found = [contents.ranges.get(name) for name in (*node.input[:2], made)]
     largest = [float(np.max(r.maximum)) if r is not None else 0.0 for r in found]

@@ -24,14 +24,12 @@ class Tengine(BundleFormat):
     limits = "uint8; one scale per tensor; weights that use all integers from 0 to 255"
 
     def why_not(self, found: Range) -> str | None:
-        """Tengine has uint8."""
         place = found.place
         if place.type != "uint8" or place.bits != 8 or not found.per_tensor:
             return f"has {place.bits} bits of {place.type}; Tengine has uint8, with one scale"
         return "has a space in its name" if " " in place.tensor else None
 
     def texts(self, contents: Contents) -> Texts:
-        """Computed tensors, in the order of the model."""
         derived = {r.place.tensor: r for r in whole_tensor_limits(contents)}
         for r in contents.of("weight"):
             other = derived[r.place.tensor]

@@ -33,7 +33,6 @@ class TensorRTRanges(BundleFormat):
     limits = "symmetric int8; one scale per computed tensor; weights per output channel, whose largest integer is 127"
 
     def why_not(self, found: Range) -> str | None:
-        """TensorRT has int8 without zero points."""
         place = found.place
         if place.bits != 8 or not found.symmetric:
             return f"has {place.bits} bits{'' if found.symmetric else ' and a zero point'}; TensorRT has symmetric int8"
@@ -44,7 +43,6 @@ class TensorRTRanges(BundleFormat):
         return None
 
     def texts(self, contents: Contents) -> Texts:
-        """The cache and the JSON."""
         derived = {r.place.tensor: r for r in per_channel_maximum(contents, 127)}
         for r in contents.of("weight"):
             if not np.allclose(derived[r.place.tensor].scale, r.scale, rtol=1e-5):

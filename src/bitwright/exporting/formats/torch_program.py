@@ -21,14 +21,12 @@ class TorchFormat(ExportFormat):
     suffix = ".pt2"
 
     def check(self, model: nn.Module, inputs: Inputs, options: ExportOptions) -> None:
-        """Refuse what only ONNX has, too."""
         for name in _OF_ONNX:
             if getattr(options, name) is not None:
                 raise ConfigError(f"{name} is for ONNX files, not for the format torch: leave it out")
         super().check(model, inputs, options)
 
     def write(self, deployment: Deployment, inputs: Inputs, target: Path, options: ExportOptions) -> ExportRecord:
-        """Write the file."""
         from bitwright.exporting.torch_program.build import build
         from bitwright.exporting.torch_program.file import write_sealed
 
@@ -37,7 +35,6 @@ class TorchFormat(ExportFormat):
         return record
 
     def read(self, path: Path) -> LoadedFile:
-        """Read the file."""
         from bitwright.exporting.torch_program.file import ProgramFile
 
         return ProgramFile.read(path)

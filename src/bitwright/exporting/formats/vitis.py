@@ -30,7 +30,6 @@ class Vitis(BundleFormat):
         return None if power else f"has the scale {float(found.scale):.6g}, which is not a power of two"
 
     def texts(self, contents: Contents) -> Texts:
-        """All weights and computed tensors."""
         data: dict[str, dict[str, Any]] = {"param": {}, "output": {}, "input": {}}
         for r in contents.of("weight", "activation"):
             tensor = r.place.tensor

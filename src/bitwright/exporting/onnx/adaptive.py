@@ -13,7 +13,7 @@ import torch
 Translation = Callable[..., Any]
 
 
-def adaptive_translations(op: Any) -> dict[Translation, Translation]:  # noqa: ANN401
+def adaptive_translations(op: Any) -> dict[Translation, Translation]:
     """A part of the table that ``torch.onnx.export`` takes."""
     aten = torch.ops.aten
     table: dict[Translation, Translation] = {}
@@ -27,14 +27,14 @@ def adaptive_translations(op: Any) -> dict[Translation, Translation]:  # noqa: A
     return table
 
 
-def _largest(op: Any) -> Translation:  # noqa: ANN401
+def _largest(op: Any) -> Translation:
     """Return a string as the second result, the positions of the maxima: a model that reads it cannot be written."""
     pool = _pool(op, lambda x, **settings: op.MaxPool(x, **settings)[0], op.ReduceMax)
     return lambda x, output_size: (pool(x, output_size), op.Constant(value_string="not written"))
 
 
-def _pool(op: Any, alike: Translation, reduce: Translation) -> Translation:  # noqa: ANN401
-    def pool(x: Any, output_size: Sequence[int | None]) -> Any:  # noqa: ANN401
+def _pool(op: Any, alike: Translation, reduce: Translation) -> Translation:
+    def pool(x: Any, output_size: Sequence[int | None]) -> Any:
         rank = len(output_size)
         sizes = list(x.shape)[-rank:]
         windows = [size if count is None else count for size, count in zip(sizes, output_size, strict=True)]
@@ -45,7 +45,7 @@ def _pool(op: Any, alike: Translation, reduce: Translation) -> Translation:  # n
             x = _along(x, axis, size, count)
         return x
 
-    def _along(x: Any, axis: int, size: Any, count: Any) -> Any:  # noqa: ANN401
+    def _along(x: Any, axis: int, size: Any, count: Any) -> Any:
         where = op.Constant(value_ints=[axis])
         if count == size:
             return x
@@ -60,5 +60,5 @@ def _pool(op: Any, alike: Translation, reduce: Translation) -> Translation:  # n
     return pool
 
 
-def _are_alike(size: Any, count: Any) -> bool:  # noqa: ANN401
+def _are_alike(size: Any, count: Any) -> bool:
     return isinstance(size, int) and isinstance(count, int) and size % count == 0

@@ -10,7 +10,7 @@ _MOVES = {"Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Slice", "E
 _LAYERS = _CONVOLUTIONS | {"MatMul", "Gemm"}
 
 
-def transpose_for_each_reader(model: Any) -> None:  # noqa: ANN401
+def transpose_for_each_reader(model: Any) -> None:
     """Give each product its own transposed weight: onnxruntime computes in float where several share one."""
     for node in [n for n in model.graph if n.op_type == "Transpose"]:
         source = node.inputs[0].producer() if node.inputs[0] is not None else None
@@ -23,7 +23,7 @@ def transpose_for_each_reader(model: Any) -> None:  # noqa: ANN401
             user.replace_input_with(position, own.outputs[0])
 
 
-def scale_results(model: Any) -> None:  # noqa: ANN401
+def scale_results(model: Any) -> None:
     """Make a positive factor between an integer operator and a quantizer part of its scale:  Q(x·c; s)  ->  Q(x; s/c).
 
     The integers are the same, except for rounding. Their readers still dequantize with s. A factor after a float
@@ -50,7 +50,7 @@ def scale_results(model: Any) -> None:  # noqa: ANN401
         model.graph.remove(node, safe=True)
 
 
-def _computes_on_integers(value: Any) -> bool:  # noqa: ANN401
+def _computes_on_integers(value: Any) -> bool:
     """Whether a value is computed from dequantized tensors, and perhaps limited."""
     while (node := value.producer()) is not None and node.op_type in ("Relu", "Clip"):
         value = node.inputs[0]
@@ -58,7 +58,7 @@ def _computes_on_integers(value: Any) -> bool:  # noqa: ANN401
     return bool(makers) and all(maker is not None and maker.op_type == "DequantizeLinear" for maker in makers)
 
 
-def join_gelu(model: Any) -> None:  # noqa: ANN401
+def join_gelu(model: Any) -> None:
     """Make a GELU of a quantized tensor read it from one operator.
 
     onnxruntime dequantizes a tensor once for each reader, and no longer sees that the two parts of x · (1 + erf(x/√2))
@@ -76,7 +76,7 @@ def join_gelu(model: Any) -> None:  # noqa: ANN401
                 user.replace_input_with(position, same)
 
 
-def keep_results(model: Any) -> None:  # noqa: ANN401
+def keep_results(model: Any) -> None:
     """Keep results of the graph from being quantized because something reads them, moves them and quantizes that.
 
     onnxruntime (1.31) quantizes such a tensor before it is moved, and then returns the rounded one.
@@ -87,14 +87,14 @@ def keep_results(model: Any) -> None:  # noqa: ANN401
                 user.replace_input_with(position, _same(model, result, user))
 
 
-def _moves_to_quantizer(node: Any) -> bool:  # noqa: ANN401
+def _moves_to_quantizer(node: Any) -> bool:
     if node.op_type not in _MOVES:
         return False
     readers = [user for user, _ in node.outputs[0].uses()]
     return any(user.op_type == "QuantizeLinear" or _moves_to_quantizer(user) for user in readers)
 
 
-def _same(model: Any, x: Any, reader: Any) -> Any:  # noqa: ANN401
+def _same(model: Any, x: Any, reader: Any) -> Any:
     """The values of a tensor from an operator of their own, before a reader: runtimes do not look past it."""
     lowest = ir.node("Constant", [], {"value": ir.tensor(np.finfo(np.float32).min)})
     same = ir.node("Max", [x, lowest.outputs[0]], metadata_props=dict(reader.metadata_props))
@@ -103,18 +103,18 @@ def _same(model: Any, x: Any, reader: Any) -> Any:  # noqa: ANN401
     return same.outputs[0]
 
 
-def _reads_one_plus_erf(product: Any, erf: Any) -> bool:  # noqa: ANN401
+def _reads_one_plus_erf(product: Any, erf: Any) -> bool:
     sums = [value.producer() for value in product.inputs]
     return any(s is not None and s.op_type == "Add" and erf.outputs[0] in s.inputs for s in sums)
 
 
-def _number(value: Any) -> float | None:  # noqa: ANN401
+def _number(value: Any) -> float | None:
     """The value of a constant that has only one."""
     constant = None if value is None else value.const_value
     return float(constant.numpy().reshape(-1)[0]) if constant is not None and constant.size == 1 else None
 
 
-def add_biases(model: Any) -> None:  # noqa: ANN401
+def add_biases(model: Any) -> None:
     """In a graph that computes sizes, add the biases of convolutions after them.
 
     OpenVINO (2026.4) asks each convolution with a bias for its rank, and then takes sizes from there that others have,
@@ -135,7 +135,7 @@ def add_biases(model: Any) -> None:  # noqa: ANN401
         model.graph.insert_after(node, [axes, spread, total])
 
 
-def separate_weights(model: Any) -> None:  # noqa: ANN401
+def separate_weights(model: Any) -> None:
     """Store another copy of the weight for a layer that shares weight and input with another.
 
     OpenVINO (2026.4) merges the two layers, and applies the scale twice.
@@ -166,7 +166,7 @@ def separate_weights(model: Any) -> None:  # noqa: ANN401
         node.replace_input_with(1, value)
 
 
-def _way_from_weight(value: Any) -> list[Any]:  # noqa: ANN401
+def _way_from_weight(value: Any) -> list[Any]:
     """What makes a layer's weight of stored integers: they are dequantized, and perhaps transposed; else nothing."""
     way: list[Any] = []
     while (node := value.producer()) is not None and node.op_type in ("Transpose", "DequantizeLinear"):

@@ -49,7 +49,7 @@ def outline(model: onnx.ModelProto) -> onnx.ModelProto:
     return copy
 
 
-def _copy_fields(source: Any, target: Any, without: str) -> None:  # noqa: ANN401
+def _copy_fields(source: Any, target: Any, without: str) -> None:
     for field, value in source.ListFields():
         if field.name == without:
             continue

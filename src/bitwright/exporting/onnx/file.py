@@ -75,7 +75,6 @@ class OnnxFile(LoadedFile):
         return cls(path, proto, record, size)
 
     def shipped(self) -> dict[str, bytes]:
-        """What runtimes load."""
         return shipped(self.proto)
 
     def watching(self, tensors: Iterable[str]) -> "OnnxFile":
@@ -110,11 +109,9 @@ class OnnxFile(LoadedFile):
         return OnnxFile(self.path, copy, self.record)
 
     def output_of(self, tensor: str) -> str:
-        """The output of that name, or the wider one."""
         return self.widened.get(tensor, tensor)
 
     def constant(self, tensor: str) -> np.ndarray | None:
-        """The values of an initializer."""
         found = next((i for i in self.proto.graph.initializer if i.name == tensor), None)
         if found is None:
             return None
@@ -122,11 +119,9 @@ class OnnxFile(LoadedFile):
         return values.astype(_IN_BYTES[values.dtype.name]) if values.dtype.name in _IN_BYTES else values
 
     def with_quantizers(self) -> onnx.ModelProto:
-        """The model itself."""
         return self.proto
 
     def nodes(self) -> list[FileNode]:
-        """The nodes of the graph."""
         return [FileNode(n.name, n.op_type, tuple(n.input), tuple(n.output)) for n in self.proto.graph.node]
 
     def multiply_adds(self, feeds: Mapping[str, np.ndarray]) -> dict[str, int | None]:

@@ -21,7 +21,7 @@ def fixed_sizes() -> Iterator[list[Found]]:
     """While a model runs, list the operators that need fixed sizes, with these sizes."""
     found: list[Found] = []
 
-    def look(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:  # noqa: ANN401
+    def look(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         needed = _NEEDED.get(operator)
         if needed is not None:
             words, sizes = needed(*args, **kwargs)
@@ -31,17 +31,17 @@ def fixed_sizes() -> Iterator[list[Found]]:
         yield found
 
 
-def _with_ceil_mode(x: Tensor, kernel: Any, stride: Any = (), *rest: Any, at: int) -> tuple[str, Sequence[int]]:  # noqa: ANN401
+def _with_ceil_mode(x: Tensor, kernel: Any, stride: Any = (), *rest: Any, at: int) -> tuple[str, Sequence[int]]:
     ceil_mode = rest[at] if len(rest) > at else False
     sizes = x.shape[-len(kernel) :] if ceil_mode and set(stride or kernel) != {1} else ()
     return "a pool with ceil_mode needs a fixed size: its last window depends on it", sizes
 
 
-def _largest(x: Tensor, kernel: Any, *rest: Any) -> tuple[str, Sequence[int]]:  # noqa: ANN401
+def _largest(x: Tensor, kernel: Any, *rest: Any) -> tuple[str, Sequence[int]]:
     return _with_ceil_mode(x, kernel, *rest, at=2)
 
 
-def _average(x: Tensor, kernel: Any, *rest: Any) -> tuple[str, Sequence[int]]:  # noqa: ANN401
+def _average(x: Tensor, kernel: Any, *rest: Any) -> tuple[str, Sequence[int]]:
     return _with_ceil_mode(x, kernel, *rest, at=1)
 
 

@@ -10,7 +10,7 @@ _KINDS = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 _KEPT = ("QuantizeLinear", "DequantizeLinear")  # scales, which runtimes expect right at the operator
 
 
-def store_half(graph: Any) -> None:  # noqa: ANN401
+def store_half(graph: Any) -> None:
     """Store each large float32 constant in the first half type that holds it exactly, and cast it to float32."""
     for name, value in list(graph.initializers.items()):
         kind = _half_type(value)
@@ -27,7 +27,7 @@ def store_half(graph: Any) -> None:  # noqa: ANN401
         del graph.initializers[name]
 
 
-def _half_type(value: Any) -> ir.DataType | None:  # noqa: ANN401
+def _half_type(value: Any) -> ir.DataType | None:
     """The type to store a constant in; None if it stays as it is."""
     tensor, readers = value.const_value, list(value.uses())
     if tensor is None or value.dtype != ir.DataType.FLOAT or tensor.size < _SMALL or value.is_graph_output():

@@ -8,7 +8,7 @@ import onnx_ir as ir
 from bitwright.exporting.formats.base import check_count
 
 
-def name_inputs(graph: Any, names: Sequence[str] | None) -> None:  # noqa: ANN401
+def name_inputs(graph: Any, names: Sequence[str] | None) -> None:
     """Rename the inputs of a graph, if names are given, one for each."""
     if names is None:
         return
@@ -17,7 +17,7 @@ def name_inputs(graph: Any, names: Sequence[str] | None) -> None:  # noqa: ANN40
         value.name = name
 
 
-def name_outputs(graph: Any, names: Sequence[str] | None) -> Sequence[str] | None:  # noqa: ANN401
+def name_outputs(graph: Any, names: Sequence[str] | None) -> Sequence[str] | None:
     """Rename the outputs of a graph, if names are given, one for each; each output then becomes a separate tensor."""
     if names is None:
         return None

@@ -12,7 +12,7 @@ _SCOPES = "pkg.torch.onnx.name_scopes"  # the modules that a node was called in,
 _KINDS = {"QuantizeLinear": ("/quantize", "/integers"), "DequantizeLinear": ("/dequantize", "")}
 
 
-def name_after_model(model: Any, name: str, calls: dict[str, Origin], results: list[str]) -> list[ExportedOperator]:  # noqa: ANN401
+def name_after_model(model: Any, name: str, calls: dict[str, Origin], results: list[str]) -> list[ExportedOperator]:
     """Name a graph's nodes and tensors, drop the exporter's private metadata, and return what each node came from.
 
     Args:
@@ -52,7 +52,7 @@ def name_after_model(model: Any, name: str, calls: dict[str, Origin], results: l
     return operators
 
 
-def _name_outputs(graph: Any, names: list[str]) -> None:  # noqa: ANN401
+def _name_outputs(graph: Any, names: list[str]) -> None:
     """Name results as the user would; a tensor that is returned twice, or is an input, keeps its first name."""
     used = {v.name for v in graph.inputs}
     named = {id(v) for v in graph.inputs}

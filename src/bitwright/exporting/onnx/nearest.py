@@ -18,7 +18,7 @@ NEEDS_A_SIZE = "interpolation by this factor needs a fixed size: torch multiplie
 _FINE = 2**10  # parts of one that leave products with sizes exact in float32
 
 
-def nearest_translations(op: Any) -> dict[Translation, Translation]:  # noqa: ANN401
+def nearest_translations(op: Any) -> dict[Translation, Translation]:
     """A part of the table that ``torch.onnx.export`` takes."""
     aten = torch.ops.aten
     plain = (aten.upsample_nearest1d, aten.upsample_nearest2d, aten.upsample_nearest3d)
@@ -31,11 +31,11 @@ def is_exact(factor: float) -> bool:
     return (factor * _FINE).is_integer()
 
 
-def _nearest(op: Any, exact: bool) -> Translation:  # noqa: ANN401
+def _nearest(op: Any, exact: bool) -> Translation:
     aten = torch.ops.aten
     function = (aten._upsample_nearest_exact1d if exact else aten.upsample_nearest1d).vec
 
-    def nearest(x: Any, output_size: Sequence[Any] | None, scale_factors: Sequence[float] | None) -> Any:  # noqa: ANN401
+    def nearest(x: Any, output_size: Sequence[Any] | None, scale_factors: Sequence[float] | None) -> Any:
         wishes, scaled = list(output_size or scale_factors or ()), output_size is None
         first = len(x.shape) - len(wishes)
         sizes = list(x.shape)[first:]
@@ -52,7 +52,7 @@ def _nearest(op: Any, exact: bool) -> Translation:  # noqa: ANN401
                 x = op.Gather(x, chosen, axis=axis)
         return x
 
-    def _computed(x: Any, axis: int, wish: float, scaled: bool) -> Any:  # noqa: ANN401
+    def _computed(x: Any, axis: int, wish: float, scaled: bool) -> Any:
         """Torch's positions along a free dimension, in the same steps of float32."""
         if scaled and not is_exact(wish):
             raise ValueError(NEEDS_A_SIZE)
@@ -70,7 +70,7 @@ def _nearest(op: Any, exact: bool) -> Translation:  # noqa: ANN401
     return nearest
 
 
-def _places(function: Translation, size: Any, wish: float, scaled: bool) -> list[int] | None:  # noqa: ANN401
+def _places(function: Translation, size: Any, wish: float, scaled: bool) -> list[int] | None:
     """Torch's positions along a dimension of a fixed size, for a new size or a factor."""
     if not isinstance(size, int):
         return None

@@ -36,10 +36,10 @@ _FAR = 2**62
 _LOWEST = torch.finfo(torch.float32).min
 
 
-def operator_translations(op: Any) -> dict[Translation, Translation]:  # noqa: ANN401
+def operator_translations(op: Any) -> dict[Translation, Translation]:
     """A part of the table that ``torch.onnx.export`` takes."""
 
-    def pad(x: Any, pad: Sequence[Any], mode: str = "constant", value: float | None = None) -> Any:  # noqa: ANN401
+    def pad(x: Any, pad: Sequence[Any], mode: str = "constant", value: float | None = None) -> Any:
         return _pad_around(op, x, pad) if mode == "circular" else aten_pad(x, pad, mode, value)
 
     aten = torch.ops.aten
@@ -66,10 +66,10 @@ def operator_translations(op: Any) -> dict[Translation, Translation]:  # noqa: A
     return table
 
 
-def _gelu(op: Any) -> Translation:  # noqa: ANN401
+def _gelu(op: Any) -> Translation:
     """Halve x · (1 + erf(x / √2)) at the end: in this order runtimes make one operator of it and the bias before it."""
 
-    def gelu(x: Any, approximate: str = "none") -> Any:  # noqa: ANN401
+    def gelu(x: Any, approximate: str = "none") -> Any:
         if approximate != "none":
             return aten_gelu(x, approximate)
         root, one, half = (op.CastLike(op.Constant(value_float=v), x) for v in (math.sqrt(2), 1.0, 0.5))
@@ -78,18 +78,18 @@ def _gelu(op: Any) -> Translation:  # noqa: ANN401
     return gelu
 
 
-def _conv(op: Any, rank: int, otherwise: Translation) -> Translation:  # noqa: ANN401
+def _conv(op: Any, rank: int, otherwise: Translation) -> Translation:
     """Apply the stride of a float kernel of size 1 after its padding; OpenVINO would apply it before."""
 
     def conv(
-        x: Any,  # noqa: ANN401
-        weight: Any,  # noqa: ANN401
-        bias: Any = None,  # noqa: ANN401
+        x: Any,
+        weight: Any,
+        bias: Any = None,
         stride: Sequence[int] = (1,),
         padding: Sequence[int] = (0,),
         dilation: Sequence[int] = (1,),
         groups: int = 1,
-    ) -> Any:  # noqa: ANN401
+    ) -> Any:
         steps, pads = each_dimension(stride, rank), each_dimension(padding, rank)
         settings = {"padding": pads, "dilation": each_dimension(dilation, rank), "groups": groups}
         points = all(size == 1 for size in weight.shape[2:])
@@ -103,7 +103,7 @@ def _conv(op: Any, rank: int, otherwise: Translation) -> Translation:  # noqa: A
     return conv
 
 
-def _conv3d(x: Any, weight: Any, bias: Any = None, *settings: Any, **named: Any) -> Any:  # noqa: ANN401
+def _conv3d(x: Any, weight: Any, bias: Any = None, *settings: Any, **named: Any) -> Any:
     """Leave out a missing bias, for which torch's exporter writes a matrix of zeros."""
     if bias is not None:
         return aten_conv3d(x, weight, bias, *settings, **named)
@@ -111,10 +111,10 @@ def _conv3d(x: Any, weight: Any, bias: Any = None, *settings: Any, **named: Any)
     return aten_convolution(x, weight, None, **{key: given[key] for key in given if key != "transposed"})
 
 
-def _attention(op: Any) -> Translation:  # noqa: ANN401
+def _attention(op: Any) -> Translation:
     """Reshape attention on two- or three-dimensional tensors to the four dimensions that torch's exporter expects."""
 
-    def attention(query: Any, key: Any, value: Any, *masks: Any, **named: Any) -> Any:  # noqa: ANN401
+    def attention(query: Any, key: Any, value: Any, *masks: Any, **named: Any) -> Any:
         missing = 4 - len(query.shape)
         if missing <= 0:
             return aten_scaled_dot_product_attention(query, key, value, *masks, **named)
@@ -125,16 +125,16 @@ def _attention(op: Any) -> Translation:  # noqa: ANN401
     return attention
 
 
-def _raised(op: Any, x: Any, axes: Any, missing: int) -> Any:  # noqa: ANN401
+def _raised(op: Any, x: Any, axes: Any, missing: int) -> Any:
     made = op.Unsqueeze(x, axes)
     made.shape, made.type = ir.Shape([1] * missing + list(x.shape)), x.type
     return made
 
 
-def _split(op: Any, otherwise: Translation) -> Translation:  # noqa: ANN401
+def _split(op: Any, otherwise: Translation) -> Translation:
     """Write the pieces of a tensor as slices: OpenVINO does not support the sequences that torch's exporter writes."""
 
-    def split(x: Any, sizes: Any, dim: int = 0) -> Any:  # noqa: ANN401
+    def split(x: Any, sizes: Any, dim: int = 0) -> Any:
         whole = x.shape[dim]
         if isinstance(sizes, int):
             if not isinstance(whole, int):
@@ -149,16 +149,16 @@ def _split(op: Any, otherwise: Translation) -> Translation:  # noqa: ANN401
     return split
 
 
-def _average(op: Any, rank: int) -> Translation:  # noqa: ANN401
+def _average(op: Any, rank: int) -> Translation:
     def average_pool(
-        x: Any,  # noqa: ANN401
+        x: Any,
         kernel_size: Sequence[int],
         stride: Sequence[int] = (),
         padding: Sequence[int] = (0,),
         ceil_mode: bool = False,
         count_include_pad: bool = True,
         divisor_override: int | None = None,
-    ) -> Any:  # noqa: ANN401
+    ) -> Any:
         windows = _Windows(x, rank, kernel_size, stride, padding, (1,), ceil_mode)
         beyond = any(windows.beyond)
         whole = count_include_pad or divisor_override is not None
@@ -175,15 +175,15 @@ def _average(op: Any, rank: int) -> Translation:  # noqa: ANN401
     return average_pool
 
 
-def _largest(op: Any, rank: int) -> Translation:  # noqa: ANN401
+def _largest(op: Any, rank: int) -> Translation:
     def max_pool(
-        x: Any,  # noqa: ANN401
+        x: Any,
         kernel_size: Sequence[int],
         stride: Sequence[int] = (),
         padding: Sequence[int] = (0,),
         dilation: Sequence[int] = (1,),
         ceil_mode: bool = False,
-    ) -> Any:  # noqa: ANN401
+    ) -> Any:
         windows = _Windows(x, rank, kernel_size, stride, padding, dilation, ceil_mode)
         settings = {**windows.attributes(), "dilations": windows.dilation}
         if any(end >= kernel for end, kernel in zip(settings["pads"][rank:], windows.kernel, strict=True)):
@@ -201,7 +201,7 @@ class _Windows:
         beyond: how far the last window reaches beyond the padding.
     """
 
-    def __init__(self, x: Any, rank: int, *settings: Any) -> None:  # noqa: ANN401
+    def __init__(self, x: Any, rank: int, *settings: Any) -> None:
         *places, self.ceil_mode = settings
         self.kernel, stride, self.padding, self.dilation = (each_dimension(p, rank) for p in places)
         self.stride = stride or self.kernel
@@ -225,7 +225,7 @@ class _Windows:
         ends = [p + b for p, b in zip(self.padding, self.beyond, strict=True)]
         return {"kernel_shape": self.kernel, "strides": self.stride, "pads": [*self.padding, *ends]}
 
-    def pad_beyond(self, op: Any, x: Any) -> Any:  # noqa: ANN401
+    def pad_beyond(self, op: Any, x: Any) -> Any:
         """Pad as far as the last windows reach beyond the padding, with values that are never the largest."""
         fixed = [0] * (len(x.shape) - len(self.beyond))
         pads = op.Constant(value_ints=[*fixed, *(0 for _ in self.beyond), *fixed, *self.beyond])
@@ -242,7 +242,7 @@ class _Windows:
             factor = factor.unsqueeze(-1) * (kernel / ((first + kernel).clamp(max=size + padding) - first))
         return factor
 
-    def on_batch(self, op: Any, x: Any, pool: Translation) -> Any:  # noqa: ANN401
+    def on_batch(self, op: Any, x: Any, pool: Translation) -> Any:
         """Pool with a batch dimension, which ONNX needs."""
         if self.batched:
             return pool(x)
@@ -250,10 +250,10 @@ class _Windows:
         return op.Squeeze(pool(op.Unsqueeze(x, axes)), axes)
 
 
-def _pad_around(op: Any, x: Any, pad: Sequence[int]) -> Any:  # noqa: ANN401
+def _pad_around(op: Any, x: Any, pad: Sequence[int]) -> Any:
     """Wrap a tensor: its end before its start, and its start after its end; negative padding crops first."""
 
-    def cut(source: Any, axis: int, first: int, end: int) -> Any:  # noqa: ANN401
+    def cut(source: Any, axis: int, first: int, end: int) -> Any:
         return op.Slice(source, *(op.Constant(value_ints=[at]) for at in (first, end, axis)))
 
     rank = len(x.shape)

@@ -12,19 +12,19 @@ from onnxscript.function_libs.torch_lib.ops.core import aten_gru, aten_lstm
 import bitwright.exporting.plain_recurrent  # noqa: F401  (defines the operator)
 
 
-def rnn_translations(op: Any) -> dict[Callable[..., Any], Callable[..., Any]]:  # noqa: ANN401
+def rnn_translations(op: Any) -> dict[Callable[..., Any], Callable[..., Any]]:
     """A part of the table that ``torch.onnx.export`` takes."""
 
     def recurrent(
         kind: str,
-        x: Any,  # noqa: ANN401
+        x: Any,
         states: Sequence[Any],
         weights: Sequence[Any],
         biases: bool,
         layers: int,
         bidirectional: bool,
         batch_first: bool,
-    ) -> Any:  # noqa: ANN401
+    ) -> Any:
         settings = (biases, layers, 0.0, False, bidirectional, batch_first)
         if kind == "lstm":
             return aten_lstm(x, states, weights, *settings)
@@ -37,9 +37,9 @@ def rnn_translations(op: Any) -> dict[Callable[..., Any], Callable[..., Any]]:  
 
 
 def _rnn(
-    op: Any,  # noqa: ANN401
-    x: Any,  # noqa: ANN401
-    hidden: Any,  # noqa: ANN401
+    op: Any,
+    x: Any,
+    hidden: Any,
     batch_first: bool,
     *,
     weights: Sequence[Any],
@@ -58,7 +58,7 @@ def _rnn(
     return x, op.Concat(*last, axis=0) if len(last) > 1 else last[0]
 
 
-def _layer(op: Any, x: Any, first: Any, weights: list[Sequence[Any]], activation: str) -> tuple[Any, Any]:  # noqa: ANN401
+def _layer(op: Any, x: Any, first: Any, weights: list[Sequence[Any]], activation: str) -> tuple[Any, Any]:
     """The results of all steps, (length, samples, directions · hidden), and the last states."""
     stacked = [_stacked(op, parts) for parts in zip(*weights, strict=True)]
     bias = op.Concat(*stacked[2:], axis=1) if len(stacked) > 2 else None
@@ -73,12 +73,12 @@ def _layer(op: Any, x: Any, first: Any, weights: list[Sequence[Any]], activation
     return op.Reshape(rows, op.Constant(value_ints=[0, 0, -1])), last
 
 
-def _stacked(op: Any, parts: Sequence[Any]) -> Any:  # noqa: ANN401
+def _stacked(op: Any, parts: Sequence[Any]) -> Any:
     """The weights of all directions, one after the other along a first axis."""
     raised = [op.Unsqueeze(part, op.Constant(value_ints=[0])) for part in parts]
     return op.Concat(*raised, axis=0) if len(raised) > 1 else raised[0]
 
 
-def _slice(op: Any, x: Any, start: int, end: int) -> Any:  # noqa: ANN401
+def _slice(op: Any, x: Any, start: int, end: int) -> Any:
     bounds = (op.Constant(value_ints=[at]) for at in (start, end, 0))
     return op.Slice(x, *bounds)

@@ -19,7 +19,7 @@ from bitwright.graph.walks import reached_from
 _log = logging.getLogger("bitwright.exporting")
 
 
-def export_program(twin: nn.Module, inputs: Inputs, opset: int, dynamic_shapes: Any, *, pack: bool) -> Any:  # noqa: ANN401
+def export_program(twin: nn.Module, inputs: Inputs, opset: int, dynamic_shapes: Any, *, pack: bool) -> Any:
     """Export to an ONNX model that is not optimized yet.
 
     Args:
@@ -64,7 +64,7 @@ def _with_free_sizes(twin: nn.Module, inputs: Inputs, opset: int, pack: bool, re
     return None, reason
 
 
-def _export(twin: nn.Module, inputs: Inputs, opset: int, pack: bool, shapes: Any) -> Any:  # noqa: ANN401
+def _export(twin: nn.Module, inputs: Inputs, opset: int, pack: bool, shapes: Any) -> Any:
     with quiet_exporter(), WholeRecurrentLayers(), torch.no_grad():
         program: Any = torch.onnx.export(
             twin,
@@ -82,7 +82,7 @@ def _export(twin: nn.Module, inputs: Inputs, opset: int, pack: bool, shapes: Any
     return program.model
 
 
-def _refuse_state(program: Any) -> None:  # noqa: ANN401
+def _refuse_state(program: Any) -> None:
     """Refuse a model whose results depend on buffers that it changes; a counter that nothing reads is fine."""
     changed = set(program.graph_signature.buffers_to_mutate.values())
     results = set(program.graph_signature.user_outputs)

@@ -84,7 +84,6 @@ class QOperatorFile(OnnxFile):
         return None if found is None else found.T
 
     def with_quantizers(self) -> onnx.ModelProto:
-        """The model with each integer operator as dequantizers, a float operator and a quantizer."""
         try:
             return split_quantizers(self.proto)
         except (IndexError, KeyError) as error:
@@ -93,7 +92,6 @@ class QOperatorFile(OnnxFile):
             ) from error
 
     def float_twin(self) -> OnnxFile:
-        """The same network in FP32."""
         return OnnxFile(self.path, self.with_quantizers(), None).float_twin()
 
     def multiply_adds(self, feeds: Mapping[str, np.ndarray]) -> dict[str, int | None]:

@@ -48,11 +48,11 @@ def _schema() -> onnx.defs.OpSchema:
     )
 
 
-def recurrent_translations(op: Any) -> dict[Any, Any]:  # noqa: ANN401
+def recurrent_translations(op: Any) -> dict[Any, Any]:
     """A part of the table that ``torch.onnx.export`` takes."""
     write: Any = onnxscript.values.Op(onnxscript.values.Opset(_DOMAIN, 1), DYNAMIC, _schema())
 
-    def dynamic_lstm(x: Any, h: Any, c: Any, weights: Sequence[Any], bias: Any, size: int) -> Any:  # noqa: ANN401
+    def dynamic_lstm(x: Any, h: Any, c: Any, weights: Sequence[Any], bias: Any, size: int) -> Any:
         order = op.Constant(value=ir.tensor(np.arange(4 * size).reshape(4, size)[[0, 3, 1, 2]].reshape(-1)))
         parts = [_arranged(op, [weight.producer() for weight in weights[kind::2]], order) for kind in range(2)]
         (w, w_scale, w_point), (r, r_scale, r_point) = parts
@@ -66,7 +66,7 @@ def recurrent_translations(op: Any) -> dict[Any, Any]:  # noqa: ANN401
     return {torch.ops.bitwright.dynamic_lstm.default: dynamic_lstm}
 
 
-def _arranged(op: Any, stored: list[Any], order: Any) -> tuple[Any, Any, Any]:  # noqa: ANN401
+def _arranged(op: Any, stored: list[Any], order: Any) -> tuple[Any, Any, Any]:
     """Integers, scales and zero points of the weights of all directions, from the nodes that dequantize them."""
     first = op.Constant(value=ir.tensor(np.array([0])))
     made: tuple[list[Any], ...] = ([], [], [])
@@ -81,5 +81,5 @@ def _arranged(op: Any, stored: list[Any], order: Any) -> tuple[Any, Any, Any]:  
     return whole[0], whole[1], whole[2]
 
 
-def _per_row(node: Any) -> bool:  # noqa: ANN401
+def _per_row(node: Any) -> bool:
     return "axis" in node.attributes

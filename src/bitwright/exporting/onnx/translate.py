@@ -46,7 +46,7 @@ def packed_type(part: Part) -> ir.DataType | None:
     return None if site is None or bits > 4 else ir.DataType.INT4 if site.signed else ir.DataType.UINT4
 
 
-def _floating(part: Any) -> bool:  # noqa: ANN401
+def _floating(part: Any) -> bool:
     return part.integers.is_floating_point()
 
 
@@ -60,16 +60,16 @@ def translations(opset: int, twin: nn.Module, *, pack: bool = False) -> dict[Cal
     for number, writer in enumerate(writers):
         writer.part.number = number
 
-    def part(x: Any, number: int) -> Any:  # noqa: ANN401
+    def part(x: Any, number: int) -> Any:
         single = x if x.dtype in (None, ir.DataType.FLOAT) else op.Cast(x, to=ir.DataType.FLOAT)
         value = writers[number].computed(single)
         return value if single is x else op.Cast(value, to=x.dtype)
 
-    def stored(number: int, shape: Any, dtype: Any) -> Any:  # noqa: ANN401
+    def stored(number: int, shape: Any, dtype: Any) -> Any:
         value, kind = writers[number].stored(), writers[number].kind
         return value if kind == ir.DataType.FLOAT else op.Cast(value, to=kind)
 
-    def global_average_pool(x: Any) -> Any:  # noqa: ANN401
+    def global_average_pool(x: Any) -> Any:
         return op.GlobalAveragePool(x)
 
     return {
@@ -91,7 +91,7 @@ class _Writer:
         packed: the type to store a constant in, if not that of its integers.
     """
 
-    def __init__(self, op: Any, name: str, part: Part, packed: ir.DataType | None = None) -> None:  # noqa: ANN401
+    def __init__(self, op: Any, name: str, part: Part, packed: ir.DataType | None = None) -> None:
         self.op, self.name, self.part, self.packed = op, name, part, packed
         self.made: dict[str, Any] = {}
 
@@ -100,7 +100,7 @@ class _Writer:
         """The type of a stored constant's values; it is always quantized in float32."""
         return _FLOATS.get(getattr(self.part, "dtype", torch.float32), ir.DataType.FLOAT)
 
-    def computed(self, x: Any) -> Any:  # noqa: ANN401
+    def computed(self, x: Any) -> Any:
         """Write a part that changes a tensor."""
         part = self.part
         if isinstance(part, TableQuantizer):
@@ -109,7 +109,7 @@ class _Writer:
             return self.op.Max(x, self._constant("lowest", _LOWEST))
         return self._float_quantizer(x, part) if part.spec.format.floating else self._quantizer(x, part)
 
-    def _quantizer(self, x: Any, part: DeployedQuantizer) -> Any:  # noqa: ANN401
+    def _quantizer(self, x: Any, part: DeployedQuantizer) -> Any:
         """Quantize and dequantize; a range narrower than the type's is clipped first."""
         spec = part.spec
         kind, exact = storage_type(spec.qmin, spec.qmax)
@@ -125,7 +125,7 @@ class _Writer:
         q = self.op.QuantizeLinear(x, scale, point, **places)
         return self._noted(self.op.DequantizeLinear(q, scale, point, **places))
 
-    def _float_quantizer(self, x: Any, part: DeployedQuantizer) -> Any:  # noqa: ANN401
+    def _float_quantizer(self, x: Any, part: DeployedQuantizer) -> Any:
         """Round to fp8 and back, saturating.
 
         A guard comes first: onnxruntime turns fp8 into integer operators, and then refuses them.
@@ -136,7 +136,7 @@ class _Writer:
         q = self.op.QuantizeLinear(x, scale, output_dtype=kind, saturate=1, **places)
         return self._noted(self.op.DequantizeLinear(q, scale, **places))
 
-    def _table_quantizer(self, x: Any, part: TableQuantizer) -> Any:  # noqa: ANN401
+    def _table_quantizer(self, x: Any, part: TableQuantizer) -> Any:
         """Find the position of each value among the bounds by bisection, and look up its level."""
         steps = (part.levels.shape[-1] - 1).bit_length()
         size = 1 << steps
@@ -155,7 +155,7 @@ class _Writer:
         self._noted(place)
         return self.op.Gather(levels, place if table is None else self.op.Add(place, table))
 
-    def _stored_table(self, part: TableTensor) -> Any:  # noqa: ANN401
+    def _stored_table(self, part: TableTensor) -> Any:
         """Look up the levels of a stored constant."""
         places = self._noted(self.op.Cast(self._constant("places", part.places), to=ir.DataType.INT32))
         levels = self.op.Gather(self._constant("levels", part.levels), places)
@@ -163,7 +163,7 @@ class _Writer:
         scale = self._constant("scale", _along(part.scale, part, part.places.ndim))
         return _kept(self.op.Mul(levels, scale))
 
-    def stored(self) -> Any:  # noqa: ANN401
+    def stored(self) -> Any:
         """Dequantize a stored constant; weights name their zero point (0), which onnxruntime's integer Gemm needs."""
         part: Any = self.part
         if isinstance(part, TableTensor):
@@ -174,12 +174,12 @@ class _Writer:
         point = self._constant("zero_point", part.zero_point, q.dtype)
         return self._noted(self.op.DequantizeLinear(q, scale, point, **_places(part)))
 
-    def _noted(self, value: Any) -> Any:  # noqa: ANN401
+    def _noted(self, value: Any) -> Any:
         """Note that the node of a value reads the integers of the part, or returns them (Where)."""
         value.producer().metadata_props[PART] = str(self.part.number)
         return value
 
-    def _constant(self, key: str, tensor: Tensor, kind: ir.DataType | None = None) -> Any:  # noqa: ANN401
+    def _constant(self, key: str, tensor: Tensor, kind: ir.DataType | None = None) -> Any:
         """A constant with a descriptive name, stored once however often the part is called."""
         if key in self.made:
             return self.made[key]
@@ -191,14 +191,14 @@ class _Writer:
         return self.made.setdefault(key, value)
 
 
-def _kept(*values: Any) -> Any:  # noqa: ANN401
+def _kept(*values: Any) -> Any:
     """Keep the nodes of values from being constant-folded, so that what is stored stays small."""
     for value in values:
         value.producer().metadata_props[KEPT] = ""
     return values[-1]
 
 
-def _along(limit: Tensor, part: Any, rank: int) -> Tensor:  # noqa: ANN401
+def _along(limit: Tensor, part: Any, rank: int) -> Tensor:
     """A limit for each channel or group, in a shape that broadcasts against a tensor of that rank."""
     if part.axis is None:
         return limit
@@ -207,6 +207,6 @@ def _along(limit: Tensor, part: Any, rank: int) -> Tensor:  # noqa: ANN401
     return limit.reshape(-1, *[1] * (rank - 1 - part.axis % rank))
 
 
-def _places(part: Any) -> dict[str, int]:  # noqa: ANN401
+def _places(part: Any) -> dict[str, int]:
     places = {} if part.axis is None else {"axis": part.axis}
     return places if part.group is None else {**places, "block_size": part.group}

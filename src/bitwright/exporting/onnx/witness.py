@@ -56,7 +56,7 @@ class Witness:
         return ExportedTensor(*kept, tensor=self.value.name, shift=shift, phases=site.phases)
 
 
-def optimize(model: Any, parts: list[Part]) -> list[Witness]:  # noqa: ANN401
+def optimize(model: Any, parts: list[Part]) -> list[Witness]:
     """Optimize an exported model, and return what became of every site."""
     passes.InlinePass()(model)
     passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
@@ -75,7 +75,7 @@ def optimize(model: Any, parts: list[Part]) -> list[Witness]:  # noqa: ANN401
     return [*witnesses, *_never_called([p.site for p in parts if p.site is not None], witnesses)]
 
 
-def _simplify(model: Any) -> None:  # noqa: ANN401
+def _simplify(model: Any) -> None:
     """Fold constants and remove no-ops, until nothing changes, at most twice."""
     for _ in range(2):
         changed = fold_constants_ir(model, onnx_shape_inference=True, should_fold=_may_be_folded).modified
@@ -93,11 +93,11 @@ def _simplify(model: Any) -> None:  # noqa: ANN401
     passes.NameFixPass()(model)
 
 
-def _may_be_folded(node: Any) -> bool | None:  # noqa: ANN401
+def _may_be_folded(node: Any) -> bool | None:
     return False if KEPT in node.metadata_props else None
 
 
-def _add(model: Any, parts: list[Part]) -> list[Witness]:  # noqa: ANN401
+def _add(model: Any, parts: list[Part]) -> list[Witness]:
     """Put a witness at every marked tensor, in the order in which the model computes them."""
     witnesses: list[Witness] = []
     calls: Counter[str] = Counter()
@@ -120,7 +120,7 @@ def _add(model: Any, parts: list[Part]) -> list[Witness]:  # noqa: ANN401
     return witnesses
 
 
-def _settle(witness: Witness, value: Any) -> None:  # noqa: ANN401
+def _settle(witness: Witness, value: Any) -> None:
     producer = value.producer()
     if witness.site.kind == "weight":
         witness.value = value

@@ -72,7 +72,7 @@ def kind_of(node: fx.Node) -> str:
     return next((kind for start, kind in _KINDS.items() if name.startswith(start)), name)
 
 
-def _entries(module: str, site: Any, stored: bool, nodes: list[str]) -> list[ExportedTensor]:  # noqa: ANN401
+def _entries(module: str, site: Any, stored: bool, nodes: list[str]) -> list[ExportedTensor]:
     plain = (site.name, site.kind, site.spec)
     if stored:
         return [ExportedTensor(site.quantizer, 0, *plain, tensor=f"{module}.integers", phases=site.phases)]
@@ -98,7 +98,7 @@ def _results(deployment: Deployment, count: int) -> list[str]:
     return names
 
 
-def _export(twin: nn.Module, inputs: Inputs, wished: Any) -> Any:  # noqa: ANN401
+def _export(twin: nn.Module, inputs: Inputs, wished: Any) -> Any:
     """Export with free sizes where the model takes others, or as the user wishes."""
     if wished is True:
         sizes = Sizes(twin, inputs)
@@ -116,6 +116,6 @@ def _export(twin: nn.Module, inputs: Inputs, wished: Any) -> Any:  # noqa: ANN40
         raise ExportError(f"torch.export refused the model: {type(error).__name__}: {first}") from error
 
 
-def _program(twin: nn.Module, inputs: Inputs, shapes: Any) -> Any:  # noqa: ANN401
+def _program(twin: nn.Module, inputs: Inputs, shapes: Any) -> Any:
     with torch.no_grad():
         return torch.export.export(twin, inputs.args, inputs.kwargs, dynamic_shapes=shapes)

@@ -25,7 +25,7 @@ _UNSEALED = (f"extra/{SEAL}", ".data/serialization_id")  # the second is torch's
 _WORK = {"conv1d": 2, "conv2d": 2, "conv3d": 2, "conv_transpose1d": 0, "conv_transpose2d": 0, "linear": 1, "matmul": 1}
 
 
-def write_sealed(program: Any, record: ExportRecord, origin: dict[str, Any], path: Path) -> None:  # noqa: ANN401
+def write_sealed(program: Any, record: ExportRecord, origin: dict[str, Any], path: Path) -> None:
     """Write a program, whole or not at all, with a checksum of all else in the archive."""
     extra = {RECORD: record.to_json(), ORIGIN: json.dumps(origin, separators=(",", ":"))}
     content = _saved(program, {**extra, SEAL: ""})
@@ -34,7 +34,7 @@ def write_sealed(program: Any, record: ExportRecord, origin: dict[str, Any], pat
         partial.write_bytes(sealed)
 
 
-def _saved(program: Any, extra: dict[str, str]) -> bytes:  # noqa: ANN401
+def _saved(program: Any, extra: dict[str, str]) -> bytes:
     buffer = io.BytesIO()
     torch.export.save(program, buffer, extra_files=extra)
     return buffer.getvalue()
@@ -48,7 +48,7 @@ def _digest(archive: zipfile.ZipFile) -> str:
     return digest.hexdigest()
 
 
-def load_program(content: bytes) -> Any:  # noqa: ANN401
+def load_program(content: bytes) -> Any:
     """The program in an archive; one that would have to be unpickled is refused."""
     archive = zipfile.ZipFile(io.BytesIO(content))
     for name in archive.namelist():
@@ -99,7 +99,7 @@ class ProgramFile(LoadedFile):
             raise _not_whole(path, error) from error
 
     @cached_property
-    def program(self) -> Any:  # noqa: ANN401
+    def program(self) -> Any:
         """The program."""
         try:
             return load_program(self.content)
@@ -113,20 +113,17 @@ class ProgramFile(LoadedFile):
         return {"model.pt2": self.content, "how.json": json.dumps(self.how).encode()}
 
     def watching(self, tensors: Iterable[str]) -> "ProgramFile":
-        """The same program, which also gives out tensors."""
         known = {node.name for node in self.nodes()}
         watch = [name for name in dict.fromkeys(tensors) if name in known]
         return ProgramFile(self.path, self.content, self.record, self._origin, {**self.how, "watch": watch})
 
     def float_twin(self) -> "ProgramFile":
-        """The same network in FP32: without quantizers, weights dequantized."""
         twin = ProgramFile(self.path, self.content, None, self._origin, {"watch": [], "float": True})
         state = [*self.program.state_dict.items(), *self.program.constants.items()]
         twin.size = sum(4 * t.numel() for name, t in state if name.endswith((".integers", ".values")))
         return twin
 
     def nodes(self) -> list[FileNode]:
-        """The operators of the program."""
         return [FileNode(name, kind, tuple(i), tuple(o)) for name, kind, i, o in self._origin["nodes"]]
 
     def multiply_adds(self, feeds: Mapping[str, np.ndarray]) -> dict[str, int | None]:
@@ -137,7 +134,6 @@ class ProgramFile(LoadedFile):
         return counter.counts
 
     def constant(self, tensor: str) -> np.ndarray | None:
-        """The values of a stored tensor."""
         found = {**self.program.state_dict, **self.program.constants}.get(tensor)
         return None if found is None else found.numpy()
 
@@ -150,11 +146,11 @@ def _not_whole(path: Path, error: Exception) -> VerifyError:
 class _Counter(fx.Interpreter):
     """Runs a program and counts the multiplications and additions of each layer and product."""
 
-    def __init__(self, module: Any) -> None:  # noqa: ANN401
+    def __init__(self, module: Any) -> None:
         super().__init__(module)
         self.counts: dict[str, int | None] = {}
 
-    def run_node(self, n: fx.Node) -> Any:  # noqa: ANN401
+    def run_node(self, n: fx.Node) -> Any:
         if n.op == "call_module" and n.name.startswith("_guards"):  # it checks sizes only
             return None
         result = super().run_node(n)

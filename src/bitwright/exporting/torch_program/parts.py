@@ -11,12 +11,7 @@ from bitwright.exporting.parts import DeployedQuantizer, IntegerTensor, KeepFloa
 from bitwright.graph.names import replace_modules
 from bitwright.torch_internals import decomposed_quantizers
 
-_TYPES = {
-    (0, 255): torch.uint8,
-    (-128, 127): torch.int8,
-    (0, 65535): torch.uint16,
-    (-32768, 32767): torch.int16,
-}
+_TYPES = {(0, 255): torch.uint8, (-128, 127): torch.int8, (0, 65535): torch.uint16, (-32768, 32767): torch.int16}
 
 
 def lower(model: nn.Module) -> None:
@@ -46,7 +41,6 @@ class AveragePlanes(nn.Module):
     """Adaptive average pooling to a single value, by an operator of torch."""
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """Average over all spatial dimensions."""
         return x.mean(tuple(range(2, x.ndim)), keepdim=True)
 
 
@@ -66,7 +60,6 @@ class QuantizeDequantize(nn.Module):
             self.register_buffer("points", part.zero_point.long())
 
     def forward(self, x: Tensor) -> Tensor:
-        """Quantize and dequantize."""
         ops = decomposed_quantizers()
         if self.axis is None:
             numbers = (self.scale, self.point, *self.limits)
@@ -91,7 +84,6 @@ class StoredIntegers(nn.Module):
             self.register_buffer("points", part.zero_point.long())
 
     def forward(self, x: Tensor | None = None) -> Tensor:
-        """The values."""
         ops = decomposed_quantizers()
         if self.axis is None:
             return ops.dequantize_per_tensor.default(self.integers, self.scale, self.point, *self.limits)
@@ -107,5 +99,4 @@ class StoredValues(nn.Module):
         self.register_buffer("values", part())
 
     def forward(self, x: Tensor | None = None) -> Tensor:
-        """The values."""
         return self.values

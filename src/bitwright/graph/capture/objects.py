@@ -22,7 +22,6 @@ class ConstantObject:
         self.__module__ = __name__
 
     def __call__(self) -> Any:
-        """Return the constant."""
         return self.value
 
 
@@ -36,7 +35,6 @@ class RebuildObject:
 
     @boundary
     def __call__(self, state: dict[str, Any], items: Any = None) -> Any:
-        """Make the object."""
         made = self.kind.__new__(self.kind)
         if isinstance(made, dict):  # with the base's method, because a class may forbid what it inherits
             base: Any = OrderedDict if isinstance(made, OrderedDict) else dict

@@ -181,7 +181,6 @@ class RemoteSession:
         self.child, self.number, self.process, self.timeout = child, number, process, timeout
 
     def __call__(self, feeds: "Mapping[str, np.ndarray]") -> "Arrays":
-        """Run it."""
         return self.child.run(self, feeds)
 
     def __del__(self) -> None:

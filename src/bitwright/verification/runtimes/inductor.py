@@ -39,12 +39,10 @@ class Inductor(Runtime):
 
     @classmethod
     def available(cls) -> bool:
-        """Whether there is a compiler."""
         return any(shutil.which(name) for name in (os.environ.get("CXX", ""), "g++", "clang++") if name)
 
     @property
     def version(self) -> str:
-        """The version of torch."""
         import torch
 
         return torch.__version__.partition("+")[0]

@@ -45,7 +45,6 @@ class OnnxRuntime(Runtime):
 
     @property
     def version(self) -> str:
-        """The version of the package."""
         import onnxruntime
 
         return onnxruntime.__version__

@@ -38,13 +38,11 @@ class OpenVino(Runtime):
 
     @property
     def version(self) -> str:
-        """The version of the package."""
         import openvino
 
         return openvino.__version__.split("-")[0]
 
     def session(self, file: "OnnxFile", threads: int = 0, *, as_is: bool = False) -> Session:
-        """Load a file."""
         compiled = self._compile(file, {} if as_is else dict(self.settings), threads)
         request = compiled.create_infer_request()
         ports = {name: port for port in compiled.outputs for name in port.get_names()}
@@ -84,7 +82,6 @@ class OpenVino(Runtime):
         return found
 
     def default_precision(self) -> str:
-        """The default precision of the CPU plug-in."""
         import openvino
 
         hint = openvino.Core().get_property("CPU", "INFERENCE_PRECISION_HINT")

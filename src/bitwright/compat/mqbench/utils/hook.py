@@ -25,7 +25,6 @@ class DataSaverHook:
         self.output_store: Any = None
 
     def __call__(self, module: nn.Module, input_batch: Any, output_batch: Any) -> None:
-        """Store, and end the forward if requested."""
         if self.store_input:
             self.input_store = input_batch
         if self.store_output:

@@ -66,17 +66,14 @@ class QATLayer(QuantLayer):
 
     @property
     def num_bit_w(self) -> int:
-        """Bits of the weight."""
         return self.options.num_bit_w
 
     @property
     def num_bit_a(self) -> int:
-        """Bits of the input."""
         return self.options.num_bit_a
 
     @property
     def quant_activation(self) -> bool:
-        """Whether the input is quantized."""
         return self.options.quant_activation
 
     nbits_w, nbits_a = num_bit_w, num_bit_a

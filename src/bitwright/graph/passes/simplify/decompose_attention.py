@@ -36,7 +36,6 @@ class ReplacePattern(ReplacePatternBase):
         return [MatcherNode("attention", None, [F.scaled_dot_product_attention, AttentionProduct], _has_tensors)]
 
     def get_new_graph(self, nodes_dict: Nodes, modules_dict: Called, model: Any, *_: Any) -> fx.Node:
-        """Write the products, the mask and the softmax out."""
         node, module = nodes_dict["attention"], modules_dict["attention"]
         build = NodeBuilder(model, node)
         given = _with_repeated_groups(build, _arguments(node))

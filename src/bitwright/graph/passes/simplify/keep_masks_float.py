@@ -30,7 +30,6 @@ class ReplacePattern(ReplacePatternBase):
         ]
 
     def get_new_graph(self, nodes_dict: Nodes, *_: Any) -> None:
-        """Make the sum call another function."""
         node = nodes_dict["sum"]
         node.op, node.target = "call_function", add_mask
         self.note(f"{node.name} before {nodes_dict['reader'].name} stays float")

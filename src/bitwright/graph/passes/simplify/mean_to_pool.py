@@ -33,7 +33,6 @@ class ReplacePattern(ReplacePatternBase):
         return [MatcherNode("mean", None, _MEANS, _is_a_pool)]
 
     def get_new_graph(self, nodes_dict: Nodes, modules_dict: Called, model: Any, *_: Any) -> fx.Node:
-        """Pool to one position, and drop its dimensions unless they are kept."""
         node = nodes_dict["mean"]
         build, image = NodeBuilder(model, node), argument(node, 0, "input")
         pooled = build.function(_POOLS[len(shape_of(image) or ())], image, 1)

@@ -49,7 +49,6 @@ class ReplacePattern(ReplacePatternBase):
         self.note(f"not merged: {node.name} {reason}")
 
     def get_new_graph(self, nodes_dict: Nodes, modules_dict: Called, model: Any, *_: Any) -> fx.Node | None:
-        """Make the second view read the input of the first."""
         before, view = nodes_dict["before"], nodes_dict["view"]
         if _are_permutations(before, view):
             return self._merge_permutations(model, before, view)

@@ -30,7 +30,6 @@ class ReplacePattern(ReplacePatternBase):
         return [MatcherNode("cast", None, ["to", "type", *_NAMED], _casts_floats)]
 
     def get_new_graph(self, nodes_dict: Nodes, modules_dict: Called, model: Any, *_: Any) -> fx.Node:
-        """Call the function."""
         node = nodes_dict["cast"]
         return NodeBuilder(model, node).function(cast_float, node.args[0], dtype_of(node))
 

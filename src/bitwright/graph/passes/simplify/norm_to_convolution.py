@@ -32,7 +32,6 @@ class ReplacePattern(ReplacePatternBase):
         return [MatcherNode("norm", None, nn.BatchNorm2d, _stands_alone)]
 
     def get_new_graph(self, nodes_dict: Nodes, modules_dict: Called, model: Any, *_: Any) -> None:
-        """Make the norm read the convolution's result."""
         norm, module = nodes_dict["norm"], modules_dict["norm"]
         x: Any = argument(norm, 0, "input")
         made = NodeBuilder(model, norm).module(_ones(module), x, name=f"{norm.name}_factors")

@@ -35,7 +35,6 @@ class ReplacePattern(ReplacePatternBase):
         return [MatcherNode("dropout", None, "op:dropout", self._may_go)]
 
     def get_new_graph(self, nodes_dict: Nodes, *_: Any) -> fx.Node | None:
-        """Replace it with its input."""
         return first_input(nodes_dict["dropout"])
 
     def _may_go(self, node: fx.Node, module: Any) -> bool | str:

@@ -41,7 +41,6 @@ class ReplacePattern(ReplacePatternBase):
         return [MatcherNode("identity", None, _TYPES, self._may_go)]
 
     def get_new_graph(self, nodes_dict: Nodes, *_: Any) -> fx.Node | None:
-        """Put its input in its place."""
         node = nodes_dict["identity"]
         return _only_operand(node) if node.target in _CATS else first_input(node)
 

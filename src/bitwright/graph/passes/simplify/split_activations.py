@@ -42,7 +42,6 @@ class ReplacePattern(ReplacePatternBase):
         return [MatcherNode("activation", None, [f"op:{name}" for name in _PARTS], _may_be_split)]
 
     def get_new_graph(self, nodes_dict: Nodes, modules_dict: Called, model: Any, *_: Any) -> fx.Node:
-        """Write the parts."""
         node, module = nodes_dict["activation"], modules_dict["activation"]
         build = NodeBuilder(model, node, scope=str(node.target) if node.op == "call_module" else None)
         kind: Any = operator_called(node, module)

@@ -42,7 +42,6 @@ class ReplacePattern(ReplacePatternBase):
         return [MatcherNode("attention", None, [nn.MultiheadAttention, F.multi_head_attention_forward], _may_be_split)]
 
     def get_new_graph(self, nodes_dict: Nodes, modules_dict: Called, model: Any, *_: Any) -> Any:
-        """Write the parts into the graph: the result, and the weights if they are needed."""
         node, called = nodes_dict["attention"], modules_dict["attention"]
         given = _arguments(node)
         if isinstance(called, nn.MultiheadAttention):

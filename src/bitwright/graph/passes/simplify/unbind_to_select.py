@@ -41,7 +41,6 @@ class ReplacePattern(ReplacePatternBase):
         return [MatcherNode("parts", None, _UNBIND | _CHUNK | _SPLIT, self._may_be_read)]
 
     def get_new_graph(self, nodes_dict: Nodes, modules_dict: Called, model: Any, *_: Any) -> list[fx.Node | None]:
-        """Create each part that is read."""
         node = nodes_dict["parts"]
         calls: Any = self._parts(node)
         made: list[fx.Node | None] = [None] * len(calls)

@@ -39,11 +39,9 @@ class Clip(nn.Module):
                 self.register_buffer(name, value)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Clip."""
         return clip(inputs, self.clip_value_min, self.clip_value_max)
 
     def extra_repr(self) -> str:
-        """Show the ends where they are numbers."""
         ends = (self.clip_value_min, self.clip_value_max)
         return ", ".join(f"{float(e):.4g}" if e.numel() == 1 else f"{tuple(e.shape)}" for e in ends)
 
