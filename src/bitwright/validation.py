@@ -20,6 +20,17 @@ _SHORT = reprlib.Repr()
 _SHORT.maxlevel, _SHORT.maxdict, _SHORT.maxlist, _SHORT.maxtuple = 3, 6, 6, 6
 _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 80
 
+_WANTED = {  # by pydantic's type of a mistake, which names types of Python that files do not have
+    **dict.fromkeys(("tuple_type", "list_type", "set_type", "frozen_set_type"), "a list"),
+    **dict.fromkeys(
+        ("dict_type", "mapping_type", "model_type", "model_attributes_type", "dataclass_type"), "a mapping"
+    ),
+    **dict.fromkeys(("bool_type", "bool_parsing"), "true or false"),
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "a whole number"),
+    **dict.fromkeys(("float_type", "float_parsing"), "a number"),
+    "string_type": "text",
+}
+
 SPEC_SCHEMA = {
     "type": "string",
     "description": "A number format, then any of symmetric|affine, narrow, pot, tensor|channel:AXIS|group:SIZE:AXIS.",
@@ -162,6 +173,8 @@ def mistakes(error: ValidationError, fields_at: Callable[[tuple[Any, ...]], list
         message = shortened(item["msg"].removeprefix("Value error, "), 300)
         if item["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
             message = f"is unknown{suggest(str(item['loc'][-1]), fields_at(item['loc'][:-1]))}"
+        elif item["type"] in _WANTED:
+            message = f"must be {_WANTED[item['type']]}, not {shown(item['input'])}"
         elif item["type"] not in ("missing", "value_error"):
             message += f", not {shown(item['input'])}"
         lines.append(f"{place}: {message}")

@@ -91,7 +91,7 @@ def test_all_mistakes_of_a_backend_are_named_at_once(tmp_path):
         "activations.observr: is unknown: did you mean 'observer'",
         "activations.observer: unknown observer 'minmx': did you mean 'minmax'",
         "activations.method: unknown method 'LQS': did you mean 'lsq'",
-        "operators.numbers: Input should be a valid frozenset, not 3",
+        "operators.numbers: must be a list, not 3",
         "unknown operator 'rleu': did you mean 'relu'",
         "unknown operator 'conv': did you mean 'conv",
         "unknown operator 'cov?d': did you mean 'conv",

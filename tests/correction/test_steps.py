@@ -49,6 +49,18 @@ def test_groups_have_no_range_of_an_output_channel():
     assert "group:4" in done.skipped["fc"]
 
 
+def test_a_tensor_is_one_batch_and_a_name_one_step():
+    first, second = calibrated(trained(), 3), calibrated(trained(), 3)
+    x = torch.cat(data())
+    bw.correct(first, [x], ["gptq", "bias"])
+    bw.correct(second, x, "gptq")
+    bw.correct(second, x, "bias")
+    assert torch.equal(first(x), second(x))
+    third = calibrated(trained(), 3)
+    bw.correct(third, x, ["gptq", "bias"])
+    assert torch.equal(first(x), third(x))
+
+
 def test_calibration_says_what_it_leaves_to_correct(caplog):
     model = bw.prepare(trained(), data()[0], recipe="W4A4")
     bw.calibrate(model, data())

@@ -24,7 +24,7 @@ from tests.preparation.nets import Small, image
         ({"skip": ["fcc"]}, UnknownNameError, "the rule 'fcc' matches no layer: did you mean 'fc'"),
         ({"skip": ["op:relu6"]}, UnknownNameError, "the rule 'op:relu6' matches no layer: did you mean 'op:relu'"),
         ({"skip": ["re:("]}, ConfigError, "'re:\\(' is not a regular expression"),
-        ({"skip": [nn.Linear]}, ConfigError, "rules.0.match: Input should be a valid string, not <class"),
+        ({"skip": [nn.Linear]}, ConfigError, "rules.0.match: must be text, not <class"),
         ({"recipe": {"rules": [{"match": "fc", "weight": "int16"}]}}, ConfigError, "the rule 'fc': onnxruntime has no"),
         ({"recipe": {"weight": {"observer": "minmx"}}}, UnknownNameError, "unknown observer 'minmx': did you mean"),
         ({"recipe": {"activation": {"method": "Magic"}}}, UnknownNameError, "unknown method 'Magic'"),

@@ -33,7 +33,7 @@ TEXTS = {
     "many keys": ("".join(f"key{i}: {i}\n" for i in range(20_000)), "more than 20,000 values"),
     "a long key": ("? " + "k" * 100_000 + "\n: 1\n", "1 mistake: kkk"),
     "a long text": ("# " + "x" * 2_000_000 + "\nweight: int8\n", "2,000,016 characters, more than 1,000,000"),
-    "a long value": (f"weight: int8\nbackend: [{'y' * 500_000}]\n", "valid string, not"),
+    "a long value": (f"weight: int8\nbackend: [{'y' * 500_000}]\n", "must be text, not"),
 }
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import nn
 
-from bitwright.calibration import uncorrected_note
+from bitwright.calibration import as_batches, uncorrected_note
 from bitwright.correction.analytic_bias import correct_bias_analytically
 from bitwright.correction.bias import correct_bias
 from bitwright.correction.equalization import equalize
@@ -30,7 +30,7 @@ STEPS: dict[str, Callable[..., Correction]] = {
 
 
 def correct(
-    model: nn.Module, batches: Iterable[Any], steps: Sequence[str] | None = None, *, progress: bool | None = None
+    model: nn.Module, batches: Iterable[Any], steps: str | Sequence[str] | None = None, *, progress: bool | None = None
 ) -> list[Correction]:
     """Recover accuracy of a prepared and calibrated model, in seconds and without training.
 
@@ -51,11 +51,18 @@ def correct(
     Returns:
         What each step did.
     """
-    steps = (ledger_of(model).recipe.correct or USUAL) if steps is None else tuple(steps)
+    steps = (
+        (ledger_of(model).recipe.correct or USUAL)
+        if steps is None
+        else (steps,)
+        if isinstance(steps, str)
+        else tuple(steps)
+    )
     for step in steps:
         if step not in STEPS:
             raise UnknownNameError(f"unknown corrector {step!r}{suggest(str(step), STEPS)}")
-    data = batches if len(steps) < 2 or isinstance(batches, Sequence) else list(batches)
+    data = as_batches(batches)
+    data = data if len(steps) < 2 or isinstance(data, Sequence) else list(data)
     done = [STEPS[step](model, data, progress=progress) for step in steps]
     ledger = ledger_of(model)
     ledger.notes = [note for note in ledger.notes if note != uncorrected_note(model)]

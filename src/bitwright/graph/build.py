@@ -38,19 +38,35 @@ class NodeBuilder:
         """Call a method of a tensor, the first of ``args``."""
         return self._add("call_method", target, args, kwargs, name)
 
-    def module(self, module: nn.Module, *args: Any, name: str, **kwargs: Any) -> fx.Node:
-        """Add a module without state to the model, and call it."""
+    def module(self, module: nn.Module, *args: Any, name: str, like: fx.Node | None = None, **kwargs: Any) -> fx.Node:
+        """Add a module without state to the model, and call it.
+
+        Args:
+            module: the module.
+            args: what it is called with.
+            name: what the module and the node are called.
+            like: a node with a result of the same shape and type, where that is known: the module is not run then.
+            kwargs: what it is called with by name.
+        """
         target = add_internal(self.model, "parts", name, module.train(self.model.training))
-        return self._add("call_module", target, args, kwargs, name)
+        return self._add("call_module", target, args, kwargs, name, like)
 
     def attribute(self, target: str) -> fx.Node:
         """Read a parameter or buffer."""
         return self._add("get_attr", target, (), {}, None)
 
-    def _add(self, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str | None) -> fx.Node:
+    def _add(
+        self,
+        op: str,
+        target: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        name: str | None,
+        like: fx.Node | None = None,
+    ) -> fx.Node:
         with self.model.graph.inserting_before(self.before):
             node = self.model.graph.create_node(op, target, args, kwargs, name)
-        value = self._evaluate.values[node] = self._evaluate.compute(node)
+        value = self._evaluate.values[node] = self._evaluate.compute(node) if like is None else self._evaluate(like)
         set_value(node, value, scope=self.scope, replaces=self._replaces)
         return node
 

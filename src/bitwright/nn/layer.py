@@ -30,11 +30,13 @@ class QuantLayer(TakesDescriptors, QuantMixin):
         after: folds on the output channels, in order.
         scale_per_output: whether each output channel has its own weight scale, or all share one.
         quantize_bias: whether the bias has int32 steps of input scale times weight scale, as most backends require.
+        multiplies_by_one: whether the operator alone returns its input, and is there only to take in a fold.
     """
 
     before: tuple[Fold, ...] = ()
     after: tuple[Fold, ...] = ()
     quantize_bias = False
+    multiplies_by_one = False
     _later: tuple[InputQuantizer, ...] = ()
     _held: tuple[Tensor, Tensor | None] | None = None
     scale_per_output = True
@@ -165,4 +167,5 @@ class QuantLayer(TakesDescriptors, QuantMixin):
         x = self.arrange(self.input_quantizer(apply_all(self.before, input)))
         if self.weight_quantizer.observes:
             self.weight_quantizer(self.folded_weight()[0])
-        return apply_all(self.after, self.compute(x, self.weight, self.bias, *args, **kwargs))
+        out = x if self.multiplies_by_one else self.compute(x, self.weight, self.bias, *args, **kwargs)
+        return apply_all(self.after, out)

@@ -1,5 +1,6 @@
 """TensorRecipe: how one kind of tensor is quantized, with gaps to be filled from something more general."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -16,7 +17,7 @@ from pydantic_core import CoreSchema
 
 from bitwright.errors import nearest
 from bitwright.spec import MAX_BITS, MIN_BITS, NumberFormat, QuantSpec
-from bitwright.validation import SPEC_SCHEMA, Strict
+from bitwright.validation import SPEC_SCHEMA, Strict, shown
 
 FLOAT: Literal["float"] = "float"
 
@@ -62,6 +63,8 @@ class TensorRecipe(Described):
     @model_validator(mode="before")
     @classmethod
     def _text_is_a_spec(cls, given: object) -> object:
+        if not isinstance(given, str | QuantSpec | Mapping | TensorRecipe):
+            raise ValueError(f"must be a spec, such as 'int8 symmetric tensor', or a mapping, not {shown(given)}")
         return {"spec": given} if isinstance(given, str | QuantSpec) else given
 
     @model_validator(mode="after")

@@ -67,6 +67,23 @@ def test_its_weights_are_the_factors_without_error():
     torch.testing.assert_close(rounded.flatten(), factors, rtol=1e-5, atol=0)
 
 
+def test_its_convolution_runs_only_once_its_weights_are_quantized(monkeypatch):
+    _, model, x = setup()
+    groups, conv2d = [], nn.functional.conv2d
+
+    def counted(*args):
+        groups.append(args[6])
+        return conv2d(*args)
+
+    monkeypatch.setitem(bw.nn.conv._CONV, 2, counted)
+    model(x)
+    assert groups == [1, 1]
+    bw.calibrate(model, [x], progress=False)
+    assert groups == [1, 1] * 2
+    model(x)
+    assert sorted(groups[4:]) == [1, 1, 8]
+
+
 def test_names_and_parameters_stay():
     net, model, _ = setup()
     assert {name for name, _ in model.named_parameters()} == {name for name, _ in net.named_parameters()}

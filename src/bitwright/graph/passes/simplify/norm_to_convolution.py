@@ -34,17 +34,18 @@ class ReplacePattern(ReplacePatternBase):
     def get_new_graph(self, nodes_dict: Nodes, modules_dict: Called, model: Any, *_: Any) -> None:
         norm, module = nodes_dict["norm"], modules_dict["norm"]
         x: Any = argument(norm, 0, "input")
-        made = NodeBuilder(model, norm).module(_ones(module), x, name=f"{norm.name}_factors")
+        made = NodeBuilder(model, norm).module(_ones(module), x, name=f"{norm.name}_factors", like=x)
         norm.replace_input_with(x, made)
         self.note(f"{node_name(norm)} is folded into a convolution of its own")
 
 
-def _ones(norm: Any) -> nn.Conv2d:
+def _ones(norm: Any) -> Any:
     """A convolution that changes nothing, on the device of a norm."""
-    made = nn.Conv2d(norm.num_features, norm.num_features, 1, groups=norm.num_features, bias=False)
+    made: Any = nn.Conv2d(norm.num_features, norm.num_features, 1, groups=norm.num_features, bias=False)
     like = norm.running_mean
     del made.weight
     made.register_buffer("weight", torch.ones(norm.num_features, 1, 1, 1).to(like), persistent=False)
+    made.multiplies_by_one = True  # what its QuantLayer reads to skip it while the weight is float
     return made
 
 
