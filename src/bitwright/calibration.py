@@ -239,7 +239,7 @@ def _observe_weights(model: nn.Module, found: list[TensorQuantizer]) -> dict[str
 
 def _run(model: nn.Module, inputs: Inputs, number: int) -> None:
     try:
-        model(*inputs.args, **inputs.kwargs)
+        inputs.run(model)
     except CalibrationError:
         raise
     except Exception as error:

@@ -172,7 +172,8 @@ def test_bits_fall_epoch_by_epoch():
 def test_what_cannot_be_trained_is_refused():
     model, batches = calibrated("residual", qat_recipe("lsq"))
     data = labelled(batches)
-    for options, words in (({"epochs": 0}, "at least 1"), ({"distill": 2.0}, "from 0 to 1")):
+    unheard = {"teacher": torch.nn.Identity()}
+    for options, words in (({"epochs": 0}, "at least 1"), ({"distill": 2.0}, "from 0 to 1"), (unheard, "distill=0.5")):
         with pytest.raises(ConfigError, match=words):
             bw.train(model, data, F.cross_entropy, **options)
     with pytest.raises(CalibrationError, match="empty"):

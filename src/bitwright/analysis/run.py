@@ -1,6 +1,5 @@
 """analyze: run a calibrated model in float and quantized, and compare the two operator by operator."""
 
-import copy
 from collections.abc import Iterable
 from typing import Any
 
@@ -52,7 +51,7 @@ def analyze(model: nn.Module, batches: Iterable[Any], *, progress: bool | None =
             for record.quantized in (False, True):
                 _switch(found, active if record.quantized else ())
                 torch.set_rng_state(state)
-                _run(model, copy.deepcopy(inputs), number)
+                _run(model, inputs, number)
     if not number:
         raise CalibrationError("the data to analyze with is empty: it yielded no batch")
     return [row.result() for row in rows]
@@ -67,7 +66,7 @@ def _switch(every: Iterable[TensorQuantizer], on: Iterable[TensorQuantizer]) -> 
 
 def _run(model: nn.Module, inputs: Inputs, number: int) -> None:
     try:
-        model(*inputs.args, **inputs.kwargs)
+        inputs.run(model)
     except Exception as error:
         raise CalibrationError(
             f"the model refuses batch {number} {inputs} while being analyzed: {type(error).__name__}: {error}"

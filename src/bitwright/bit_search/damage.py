@@ -106,8 +106,7 @@ class Damage:
         return term, noise, sum(float(w.double().square().sum()) for w in wanted)
 
     def _results(self, number: int) -> list[Tensor]:
-        inputs = self.inputs[number]
-        return [t for t in tensors_in(self.model(*inputs.args, **inputs.kwargs)) if t.is_floating_point()]
+        return [t for t in tensors_in(self.inputs[number].run(self.model)) if t.is_floating_point()]
 
 
 def _relative(results: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:

@@ -70,7 +70,7 @@ def layers_of(model: nn.Module, example: Inputs) -> list[Layer]:
     hooks = [module.register_forward_hook(look) for module in by_module]
     try:
         with torch.no_grad(), eval_mode(model):
-            model(*example.args, **example.kwargs)
+            example.run(model)
     finally:
         for hook in hooks:
             hook.remove()

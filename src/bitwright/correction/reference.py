@@ -31,8 +31,9 @@ class Original:
 
     def run(self, model: nn.Module, inputs: Inputs) -> Any:  # noqa: ANN401
         """Run the original model in float."""
+        given = inputs.copied()
         with torch.no_grad(), eval_mode(model), all_off(model):
-            return functional_call(model, self.state, inputs.args, inputs.kwargs, tie_weights=False)  # each has its own
+            return functional_call(model, self.state, given.args, given.kwargs, tie_weights=False)  # each has its own
 
     @contextmanager
     def restored(self, model: nn.Module) -> Generator[None, None, None]:

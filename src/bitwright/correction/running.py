@@ -54,7 +54,7 @@ def run(model: nn.Module, inputs: Inputs) -> Any:  # noqa: ANN401
     """Run a model on one batch, up to a hook that raises :class:`Stop`."""
     with torch.no_grad(), eval_mode(model):
         try:
-            return model(*inputs.args, **inputs.kwargs)
+            return inputs.run(model)
         except Stop:
             return None
 

@@ -1,5 +1,6 @@
 """Example inputs as a call, and by the names of forward's arguments."""
 
+import copy
 import inspect
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -9,6 +10,7 @@ import torch
 from torch import nn
 
 from bitwright.graph.capture.failures import boundary, call_model
+from bitwright.graph.capture.nesting import tensors_in
 
 
 @dataclass
@@ -28,6 +30,17 @@ class Inputs:
         if isinstance(example, tuple | list):
             return cls(tuple(example))
         return cls((example,))
+
+    def copied(self) -> "Inputs":
+        """A copy for a model that may write into its inputs; tensors with a history keep it."""
+        values = (self.args, self.kwargs)
+        memo: dict[int, Any] = {id(tensor): tensor.clone() for tensor in tensors_in(values)}
+        return Inputs(*copy.deepcopy(values, memo))
+
+    def run(self, model: Callable[..., Any]) -> Any:
+        """Call a model on a copy of these inputs."""
+        given = self.copied()
+        return model(*given.args, **given.kwargs)
 
     def with_values(self, model: nn.Module, values: Mapping[str, Any]) -> "Inputs":
         """This call with arguments of ``model.forward`` set or replaced by name."""

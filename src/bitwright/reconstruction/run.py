@@ -157,7 +157,7 @@ def _check_data(model: nn.Module, inputs: Sequence[Inputs]) -> None:
     for number, batch in enumerate(inputs, start=1):
         try:
             with switched_off(list(quantizers(model).values())):
-                results = tensors_in(model(*batch.args, **batch.kwargs))
+                results = tensors_in(batch.run(model))
         except Exception as error:
             raise CalibrationError(
                 f"the model refuses batch {number} {batch} of the data to reconstruct with: "

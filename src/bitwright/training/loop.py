@@ -109,7 +109,7 @@ def train(
         evaluate: a function of the model that returns a score, called after each epoch.
         progress: show a progress bar; by default only on a terminal.
     """
-    _check(model, epochs, distill)
+    _check(model, epochs, distill, teacher)
     for name, value in (("lr", lr), ("scale_lr", scale_lr), ("weight_decay", weight_decay), ("dampening", dampening)):
         if value is not None and not 0.0 <= value < math.inf:
             raise ConfigError(f"{name} must be a finite number of at least 0, not {value!r}")
@@ -204,10 +204,11 @@ class _Run:
         for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
             group["lr"] = rate * fall
         inputs, target = _split(batch, self.count)
-        prediction = self.model(*inputs.args, **inputs.kwargs)
+        prediction = inputs.run(self.model)
         value = self.loss(prediction, target)
         if self.teach is not None:
-            learned = self.teach(prediction, *inputs.args, **inputs.kwargs)
+            given = inputs.copied()
+            learned = self.teach(prediction, *given.args, **given.kwargs)
             value = (1.0 - self.distill) * value + self.distill * learned
         if self.watch is not None and self.dampening:
             value = value + self.dampening * (1.0 - fall) * self.watch.dampening()
@@ -232,11 +233,13 @@ def _check_sizes(model: nn.Module) -> None:
             )
 
 
-def _check(model: nn.Module, epochs: int, distill: float) -> None:
+def _check(model: nn.Module, epochs: int, distill: float, teacher: nn.Module | None) -> None:
     if not isinstance(epochs, int) or epochs < 1:
         raise ConfigError(f"epochs must be a whole number of at least 1, not {epochs!r}")
     if not 0.0 <= distill <= 1.0:
         raise ConfigError(f"distill must be a share of the loss, from 0 to 1, not {distill!r}")
+    if teacher is not None and not distill:
+        raise ConfigError("a teacher is learned from only where distill is above 0, such as distill=0.5")
     found = quantizers(model)
     if not any(q.quantizes for q in found.values()):
         raise CalibrationError("no quantizer of the model is quantizing: calibrate it before training it")

@@ -1,6 +1,5 @@
 """Compare a file's outputs with the simulation's: all there, in order, with equal shape and type, finite, and close."""
 
-import copy
 import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
@@ -212,9 +211,8 @@ def tensors_in(result: Any) -> list[Tensor]:  # noqa: ANN401
 def simulate(model: nn.Module, inputs: Inputs) -> Any:  # noqa: ANN401
     """The simulation's result on one batch, of which it gets a copy: models may write into their inputs."""
     try:
-        args, kwargs = copy.deepcopy((inputs.args, inputs.kwargs))
         with torch.no_grad():
-            return model(*args, **kwargs)
+            return inputs.run(model)
     except Exception as error:
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise VerifyError(f"the model refuses the batch {inputs}: {first}") from error
