@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import bitwright as bw
 from bitwright.errors import require
 from bitwright.progress import track
-from bitwright.reporting.text import count, percent
+from bitwright.reporting.text import count, percent, smaller
 from bitwright.verification import run_file
 
 OUTPUT = Path("out/demo")
@@ -135,7 +135,7 @@ def main() -> None:
         print(f"  values as simulated        {percent(found.equal)}, largest gap {count(found.largest or 0, 'step')}")
         if found.latency is not None:
             print(f"  speed                      {found.latency.speedup:.1f} times FP32 in {runtime}")
-    print(f"\nSize    {proof.size / 1e3:.0f} kB, {proof.float_size / proof.size:.1f} times smaller than FP32")
+    print(f"\nSize    {proof.size / 1e3:.0f} kB, {smaller(proof.size, proof.float_size, ' times')} than FP32")
     print(f"Report  {page.resolve()}")
     print(f"Took    {time.perf_counter() - start:.0f} seconds")
 

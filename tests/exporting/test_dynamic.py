@@ -1,5 +1,6 @@
 """Free sizes: what the model takes in other sizes, the file does too; what it fixes is fixed, and why is logged."""
 
+import inspect
 import logging
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import bitwright as bw
+from bitwright.graph import Inputs
 
 
 class Pyramid(nn.Module):
@@ -123,3 +125,45 @@ def test_shapes_as_torch_has_them(tmp_path: Path) -> None:
     file = bw.export(model, tmp_path / "net.onnx", dynamic_shapes={"x": {2: torch.export.Dim("height", min=8)}})
     assert sizes(file.path) == [[2, 3, "height", 16]]
     assert sizes(bw.export(model, tmp_path / "net.onnx", dynamic_shapes=False).path) == [[2, 3, 16, 16]]
+
+
+class Starred(nn.Module):
+    """Takes arguments without names of their own, and names without a place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 4, 3)
+
+    def forward(self, *images: Tensor, **more: Tensor) -> Tensor:
+        y = self.last(torch.relu(self.first(images[0]))) * images[1].mean()
+        return y + more["shift"].mean() if more else y
+
+
+@pytest.mark.parametrize("format", ["onnx", "torch"])
+@pytest.mark.parametrize("shapes", [True, {"images_0": {0: "n", 2: "h"}, "images_1": {0: "n"}, "shift": {0: "m"}}])
+def test_starred_arguments(tmp_path, format, shapes):
+    torch.manual_seed(0)
+    batch = Inputs((torch.randn(2, 3, 9, 8), torch.randn(2, 5)), {"shift": torch.randn(7)})
+    other = Inputs((torch.randn(4, 3, 12, 8), torch.randn(4, 5)), {"shift": torch.randn(2)})
+    model = bw.calibrate(bw.prepare(Starred().eval(), batch), [batch], progress=False)
+    path = tmp_path / ("net.onnx" if format == "onnx" else "net.pt2")
+    bw.export(model, path, format=format, dynamic_shapes=shapes)
+    proof = bw.verify(model, path, [batch, other], latency=False, progress=False)
+    assert proof.ok, proof.missed
+    if format == "onnx":
+        wanted = [["batch", 3, "images_0_2", "images_0_3"], ["images_1_0", "images_1_1"], ["shift_0"]]
+        assert sizes(path) == (wanted if shapes is True else [["n", 3, "h", 8], ["n", 5], ["m"]])
+    assert list(inspect.signature(model.forward).parameters) == ["images", "more"]
+
+
+def test_starred_arguments_of_a_model_without_a_graph(tmp_path):
+    batch, other = ((torch.randn(n, 3, 9, 8), torch.randn(n, 5)) for n in (2, 4))
+    net = Starred().eval()
+    net.code = nn.Identity()
+    with pytest.warns(UserWarning, match="'code' has a name that torch.fx needs"):
+        model = bw.prepare(net, batch)
+    bw.calibrate(model, [batch], progress=False)
+    path = tmp_path / "net.onnx"
+    bw.export(model, path)
+    assert sizes(path)[0][0] == "batch"
+    assert bw.verify(model, path, [batch, other], latency=False, progress=False).ok

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from bitwright.errors import ConfigError, suggest
 from bitwright.graph import Inputs
-from bitwright.graph.inputs import bind_inputs, flat_inputs
+from bitwright.graph.inputs import bind_inputs, by_parameter, flat_inputs
 
 _log = logging.getLogger("bitwright.exporting")
 BATCH = "batch"
@@ -58,7 +58,8 @@ class Sizes:
         def shape(x: Tensor) -> dict[int, Any]:
             return {axis: torch.export.Dim.AUTO for axis, n in enumerate(x.shape) if self._size(axis, n) in free}
 
-        return _map(bind_inputs(self.twin, self.inputs.args, self.inputs.kwargs), shape, lambda _: None)
+        bound = bind_inputs(self.twin, self.inputs.args, self.inputs.kwargs)
+        return by_parameter(self.twin, self.inputs, _map(bound, shape, lambda _: None))
 
     def _size(self, axis: int, size: int) -> Size:
         return BATCH if axis == 0 and size == self.batch else size
@@ -104,8 +105,9 @@ class WishedSizes:
         self.names: Names = {}
         bound = bind_inputs(twin, inputs.args, inputs.kwargs)
         given = _by_argument(wished, list(bound))
-        self.shapes = {name: self._shape(value, given.get(name), name) for name, value in bound.items()}
-        doubled = {name: _doubled(value, self.shapes[name]) for name, value in bound.items()}
+        shapes = {name: self._shape(value, given.get(name), name) for name, value in bound.items()}
+        self.shapes = by_parameter(twin, inputs, shapes)
+        doubled = {name: _doubled(value, shapes[name]) for name, value in bound.items()}
         positional = list(doubled.values())[: len(inputs.args)]
         self.inputs = Inputs(tuple(positional), dict(list(doubled.items())[len(inputs.args) :]))
 

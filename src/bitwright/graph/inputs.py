@@ -77,6 +77,24 @@ def bind_inputs(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, An
     return named
 
 
+def by_parameter(model: nn.Module, inputs: Inputs, values: Mapping[str, Any]) -> dict[str, Any]:
+    """What belongs to the arguments that ``bind_inputs`` names, by the parameters of forward.
+
+    What belongs to ``*args`` becomes a tuple, what belongs to ``**kwargs`` a dict.
+    """
+    signature = inspect.signature(model.forward)
+    found: dict[str, Any] = {}
+    for name, value in call_model(signature.bind, *inputs.args, **inputs.kwargs).arguments.items():
+        kind = signature.parameters[name].kind
+        if kind is inspect.Parameter.VAR_POSITIONAL:
+            found[name] = tuple(values[f"{name}_{i}"] for i in range(len(value)))
+        elif kind is inspect.Parameter.VAR_KEYWORD:
+            found[name] = {key: values[key] for key in value}
+        else:
+            found[name] = values[name]
+    return found
+
+
 def flat_inputs(model: nn.Module, inputs: Inputs) -> dict[str, torch.Tensor]:
     """The tensors of a call in the order that exporters list them; one inside ``x[1]["a"]`` is named ``x_1_a``."""
     found: dict[str, torch.Tensor] = {}

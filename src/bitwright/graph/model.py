@@ -4,7 +4,8 @@ import copy
 import functools
 import inspect
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -115,6 +116,21 @@ class CapturedModel(fx.GraphModule):
         copied.__dict__.update(copy.deepcopy(self.__dict__, memo))
         copied.graph = copied.__dict__["_graph"]  # writes forward
         return copied
+
+
+@contextmanager
+def inputs_as_arguments(model: nn.Module) -> Iterator[None]:
+    """Temporarily let a captured forward have the graph's inputs as its arguments.
+
+    ``torch.export`` cannot leave sizes free inside of ``**kwargs``.
+    """
+    forward: Any = type(model).forward
+    users = vars(forward).pop("__signature__", None) if isinstance(model, CapturedModel) else None
+    try:
+        yield
+    finally:
+        if users is not None:
+            forward.__signature__ = users
 
 
 def why_no_graph(root: nn.Module) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from bitwright.reporting.text import NOT_MEASURED, change, count, megabytes, number, percent
+from bitwright.reporting.text import NOT_MEASURED, change, count, megabytes, number, percent, smaller
 
 if TYPE_CHECKING:  # the package of proofs needs onnx, but a report does not
     from bitwright.verification.proof import Proof, RuntimeProof
@@ -70,7 +70,7 @@ def _accuracy(accuracy: Mapping[str, float]) -> Card:
 
 
 def _size(proof: Proof) -> Card:
-    value = f"{proof.float_size / max(proof.size, 1):.1f}× smaller"
+    value = smaller(proof.size, proof.float_size, "×")
     note = f"{megabytes(proof.size)} instead of {megabytes(proof.float_size)}"
     return Card("Size against FP32", [Line("", value, note, proof.size / max(proof.float_size, 1))])
 

@@ -58,3 +58,9 @@ def change(before: float, after: float, *, percent: bool) -> str:
 def count(many: int, word: str) -> str:
     """1 layer, 2 layers."""
     return f"{many} {word}{'' if many == 1 else 's'}"
+
+
+def smaller(size: int, float_size: int, times: str = "x") -> str:
+    """How much smaller a file is than the float one, or larger, as small ones can be."""
+    ratio = max(float_size, 1) / max(size, 1)
+    return f"{ratio:.1f}{times} smaller" if ratio >= 1 else f"{1 / ratio:.1f}{times} larger"

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator
 
-from bitwright.reporting.text import percent
+from bitwright.reporting.text import percent, smaller
 from bitwright.verification.proof import Latency, Memory, Proof, RuntimeProof, violations_in_words
 
 _MOST_FLOAT = 12
@@ -11,8 +11,7 @@ _MOST_FLOAT = 12
 
 def in_words(proof: Proof) -> str:
     """The proof as text of a few lines."""
-    smaller = proof.float_size / max(proof.size, 1)
-    lines = [f"{proof.file}: {proof.size / 1e6:.2f} MB, {smaller:.1f}x smaller than FP32"]
+    lines = [f"{proof.file}: {proof.size / 1e6:.2f} MB, {smaller(proof.size, proof.float_size)} than FP32"]
     for runtime in proof.runtimes.values():
         lines += _runtime(runtime)
     lines += [f"advice: {line}" for line in violations_in_words(v for v in proof.violations if v.advice)]

@@ -14,6 +14,7 @@ from bitwright.exporting.plain_recurrent import WholeRecurrentLayers
 from bitwright.exporting.sizes import BATCH, Sizes, WishedSizes, name_sizes
 from bitwright.graph import Inputs
 from bitwright.graph.inputs import flat_inputs
+from bitwright.graph.model import inputs_as_arguments
 from bitwright.graph.walks import reached_from
 
 _log = logging.getLogger("bitwright.exporting")
@@ -30,6 +31,11 @@ def export_program(twin: nn.Module, inputs: Inputs, opset: int, dynamic_shapes: 
             ``torch.export``.
         pack: store weights of few bits in 4 bits.
     """
+    with inputs_as_arguments(twin):
+        return _export_program(twin, inputs, opset, dynamic_shapes, pack=pack)
+
+
+def _export_program(twin: nn.Module, inputs: Inputs, opset: int, dynamic_shapes: Any, *, pack: bool) -> Any:
     wished = None if isinstance(dynamic_shapes, bool) else WishedSizes(twin, inputs, dynamic_shapes)
     model, reason = None, "it was made for the example's batch size"
     if dynamic_shapes is True:

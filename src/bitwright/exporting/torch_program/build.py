@@ -17,6 +17,7 @@ from bitwright.exporting.torch_program.parts import lower
 from bitwright.graph import Inputs
 from bitwright.graph.facts import noted_by_torch
 from bitwright.graph.inputs import flat_inputs
+from bitwright.graph.model import inputs_as_arguments
 
 _KINDS = {"quantize_per": "QuantizeLinear", "dequantize_per": "DequantizeLinear"}
 
@@ -27,7 +28,8 @@ def build(deployment: Deployment, inputs: Inputs, options: ExportOptions, format
     digest, sites = fingerprint(twin), [(name, part) for name, part in parts_of(twin) if part.site is not None]
     stored = {name for name, part in sites if isinstance(part, IntegerTensor)}
     lower(twin)
-    program = _export(twin, inputs, options.dynamic_shapes)
+    with inputs_as_arguments(twin):
+        program = _export(twin, inputs, options.dynamic_shapes)
     graph = program.module().graph
     called = [(node, module_of(node)) for node in graph.nodes if node.op == "call_function"]
     made = _quantizers_by_module(called)
