@@ -1,7 +1,8 @@
 """Family: one public architecture, how to build it, and what to feed it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +28,14 @@ class Family:
     kind: str
     build: Callable[[], nn.Module]
     inputs: Callable[[int], Batch]
+
+
+def configured(cls: str, settings: Mapping[str, Any]) -> nn.Module:
+    """Make a model of transformers from settings of its configuration."""
+    import transformers
+
+    model = getattr(transformers, cls)
+    return model(model.config_class(**settings))
 
 
 def image(batch: int, size: int) -> Tensor:

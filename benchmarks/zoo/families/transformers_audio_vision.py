@@ -1,13 +1,12 @@
 """Families of transformers that hear and see: speech, classification, segmentation, detection, two modes at once."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from benchmarks.zoo.families.family import Batch, Family, image, padding, sound, tokens
+from benchmarks.zoo.families.family import Batch, Family, configured, image, padding, sound, tokens
 
 _SIZES = {"hidden_size": 192, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 384}
 _WAVES = {**_SIZES, "vocab_size": 32, "conv_dim": (64,) * 4, "conv_stride": (5, 4, 4, 2), "conv_kernel": (10, 8, 4, 2)}
@@ -35,13 +34,6 @@ _STAGES = {"depths": [1, 1, 1, 1], "hidden_sizes": [16, 32, 64, 96]}
 _VIT = {**_SIZES, "image_size": 96, "patch_size": 16}
 _DETR = {"d_model": 96, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 192, "decoder_ffn_dim": 192}
 _DETR |= {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "num_queries": 20}
-
-
-def _build(cls: str, settings: Mapping[str, Any]) -> nn.Module:
-    import transformers
-
-    model = getattr(transformers, cls)
-    return model(model.config_class(**settings))
 
 
 def _detr() -> nn.Module:
@@ -85,23 +77,23 @@ def _series(batch: int) -> dict[str, Tensor]:
 
 # Name, kind, how to build it, and its inputs.
 _NETS: list[tuple[str, str, Callable[[], nn.Module], Callable[[int], Batch]]] = [
-    ("wav2vec2", "audio", partial(_build, "Wav2Vec2ForCTC", _WAVES), _waves),
-    ("hubert", "audio", partial(_build, "HubertModel", _WAVES), _waves),
-    ("whisper", "audio", partial(_build, "WhisperForConditionalGeneration", _WHISPER), _spectrum),
+    ("wav2vec2", "audio", partial(configured, "Wav2Vec2ForCTC", _WAVES), _waves),
+    ("hubert", "audio", partial(configured, "HubertModel", _WAVES), _waves),
+    ("whisper", "audio", partial(configured, "WhisperForConditionalGeneration", _WHISPER), _spectrum),
     (
         "audio_spectrogram",
         "audio",
-        partial(_build, "ASTForAudioClassification", {**_SIZES, "max_length": 96, "num_mel_bins": 64}),
+        partial(configured, "ASTForAudioClassification", {**_SIZES, "max_length": 96, "num_mel_bins": 64}),
         lambda batch: {"input_values": torch.randn(batch, 96, 64)},
     ),
-    ("vit", "vision transformer", partial(_build, "ViTForImageClassification", _VIT), _pixels),
-    ("dinov2", "vision transformer", partial(_build, "Dinov2Model", _VIT), _pixels),
-    ("convnext_v2", "depthwise cnn", partial(_build, "ConvNextV2Model", {**_STAGES}), _pixels),
+    ("vit", "vision transformer", partial(configured, "ViTForImageClassification", _VIT), _pixels),
+    ("dinov2", "vision transformer", partial(configured, "Dinov2Model", _VIT), _pixels),
+    ("convnext_v2", "depthwise cnn", partial(configured, "ConvNextV2Model", {**_STAGES}), _pixels),
     (
         "segformer",
         "segmentation",
         partial(
-            _build,
+            configured,
             "SegformerForSemanticSegmentation",
             {"depths": [1, 1, 1, 1], "hidden_sizes": [16, 32, 64, 96], "decoder_hidden_size": 64},
         ),
@@ -111,7 +103,7 @@ _NETS: list[tuple[str, str, Callable[[], nn.Module], Callable[[int], Batch]]] = 
         "dpt",
         "segmentation",
         partial(
-            _build,
+            configured,
             "DPTForSemanticSegmentation",
             {
                 **_VIT,
@@ -127,7 +119,7 @@ _NETS: list[tuple[str, str, Callable[[], nn.Module], Callable[[int], Batch]]] = 
     (
         "yolos",
         "detection",
-        partial(_build, "YolosForObjectDetection", {**_SIZES, "image_size": [96, 96], "num_detection_tokens": 20}),
+        partial(configured, "YolosForObjectDetection", {**_SIZES, "image_size": [96, 96], "num_detection_tokens": 20}),
         _pixels,
     ),
     ("detr", "detection", _detr, partial(_pixels, size=128)),
@@ -136,7 +128,7 @@ _NETS: list[tuple[str, str, Callable[[], nn.Module], Callable[[int], Batch]]] = 
         "patchtst",
         "time series",
         partial(
-            _build,
+            configured,
             "PatchTSTForPrediction",
             {
                 "num_input_channels": 3,

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from benchmarks.zoo.families.family import Family, padding, tokens
+from benchmarks.zoo.families.family import Family, configured, padding, tokens
 
 _VOCABULARY, _LENGTH = 1000, 48
 _SIZES = {"vocab_size": _VOCABULARY, "hidden_size": 192, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -97,13 +97,6 @@ _ENCODER_DECODERS: list[tuple[str, str, Mapping[str, Any]]] = [
 ]
 
 
-def _build(cls: str, settings: Mapping[str, Any]) -> nn.Module:
-    import transformers
-
-    model = getattr(transformers, cls)
-    return model(model.config_class(**settings))
-
-
 def _text(batch: int) -> dict[str, Tensor]:
     return {"input_ids": tokens(batch, _LENGTH, _VOCABULARY), "attention_mask": padding(batch, _LENGTH)}
 
@@ -116,8 +109,8 @@ def _pair(batch: int) -> dict[str, Tensor]:
     return {**_text(batch), "decoder_input_ids": tokens(batch, 16, _VOCABULARY)}
 
 
-FAMILIES = [Family(n, "transformers", "text encoder", partial(_build, c, s), _text) for n, c, s in _ENCODERS]
-FAMILIES += [Family(n, "transformers", "decoder", partial(_build, c, s), _unmasked) for n, c, s in _DECODERS]
+FAMILIES = [Family(n, "transformers", "text encoder", partial(configured, c, s), _text) for n, c, s in _ENCODERS]
+FAMILIES += [Family(n, "transformers", "decoder", partial(configured, c, s), _unmasked) for n, c, s in _DECODERS]
 FAMILIES += [
-    Family(n, "transformers", "encoder–decoder", partial(_build, c, s), _pair) for n, c, s in _ENCODER_DECODERS
+    Family(n, "transformers", "encoder–decoder", partial(configured, c, s), _pair) for n, c, s in _ENCODER_DECODERS
 ]
