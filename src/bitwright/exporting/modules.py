@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from bitwright.exporting.parts import IntegerTensor, KeepFloat, Site, TableTensor, as_integers, deployed
@@ -11,8 +12,12 @@ from bitwright.nn.activation_parts import gated
 from bitwright.nn.bias import INT32_MAX, round_bias, rounded_bias
 from bitwright.nn.functional import QuantFunction
 from bitwright.nn.products import deployed_function
+from bitwright.numerics.grouped import grouped_product
 from bitwright.numerics.pooling import global_average_pool
 from bitwright.quantizer import TensorQuantizer
+
+# Functions that the exporter takes in another form.
+_DEPLOYED: dict[Any, Any] = {gated: torch.mul, F.grouped_mm: grouped_product, torch._grouped_mm: grouped_product}
 
 
 class Call(nn.Module):
@@ -20,7 +25,7 @@ class Call(nn.Module):
 
     def __init__(self, node: fx.Node) -> None:
         super().__init__()
-        self.target = torch.mul if node.target is gated else node.target
+        self.target = _DEPLOYED.get(node.target, node.target)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if isinstance(self.target, str):

@@ -196,3 +196,29 @@ def test_truths_are_compared_in_python_so_that_exporters_may_vary_the_batch():
     assert torch.equal(program.module()(x), model(x))
     with pytest.raises(CaptureError, match="if at"):
         captured(image(1))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: torch.reshape(x, [x.shape[0], -1]),
+        lambda x: torch.tile(x, (x.shape[0], 1, 1)),
+        lambda x: torch.broadcast_to(x[:1], (x.shape[0], 3, 4)),
+        lambda x: torch.unflatten(torch.cat([x, x]), 0, (x.shape[0], 2)),
+        lambda x: torch.roll(x, x.shape[0] // 2, 0),
+        lambda x: torch.narrow(x, 0, 0, x.shape[0] - 1),
+        lambda x: torch.select(x, 0, x.shape[0] - 1),
+        lambda x: torch.topk(x, x.shape[0] - 1, 0)[0],
+        lambda x: torch.tril(x, x.shape[0] - 2),
+    ],
+)
+def test_sizes_given_to_functions_stay_free(function):
+    class Net(nn.Module):
+        def forward(self, x):
+            return function(x)
+
+    captured = capture_model(Net(), torch.randn(4, 3, 4))
+    assert not captured.guards
+    for batch in (2, 4, 5):
+        x = torch.randn(batch, 3, 4)
+        assert torch.equal(captured.model(x), function(x))

@@ -27,6 +27,7 @@ from onnxscript.function_libs.torch_lib.ops.core import (
 from onnxscript.function_libs.torch_lib.ops.nn import aten_gelu, aten_pad, aten_scaled_dot_product_attention
 
 from bitwright.exporting.onnx.adaptive import adaptive_translations
+from bitwright.exporting.onnx.grouped import grouped_translations
 from bitwright.exporting.onnx.nearest import nearest_translations
 from bitwright.exporting.onnx.plain_rnn import rnn_translations
 from bitwright.nn.operators.base import each_dimension
@@ -45,6 +46,7 @@ def operator_translations(op: Any) -> dict[Translation, Translation]:
     aten = torch.ops.aten
     table: dict[Translation, Translation] = {
         **adaptive_translations(op),
+        **grouped_translations(op),
         **nearest_translations(op),
         **rnn_translations(op),
         aten.pad.default: pad,

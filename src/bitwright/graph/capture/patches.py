@@ -1,7 +1,8 @@
 """Patches: what Python and torch do differently while a model is traced.
 
 To torch's C++ code a proxy is not a tensor. Functions that would look into one there are recorded here instead:
-functions that create tensors from sizes, ``torch.autograd.Function.apply``, functions compiled by TorchScript.
+functions that create tensors from sizes or take sizes, ``torch.autograd.Function.apply``, functions compiled by
+TorchScript.
 ``isinstance`` sees the value that a proxy carries.
 
 They replace the originals while any thread records, and only affect threads that do. Each is optional: if this torch
@@ -39,6 +40,11 @@ _FACTORIES = (
     *("tensor", "as_tensor", "asarray", "scalar_tensor", "tril_indices", "triu_indices", "broadcast_shapes"),
     *("hann_window", "hamming_window", "blackman_window", "bartlett_window", "kaiser_window"),
     *_RANDOM,
+)
+# Functions whose sizes torch's C++ code turns into numbers before it sees that the tensor is a proxy.
+_SIZED = (
+    *("reshape", "tile", "broadcast_to", "unflatten", "roll", "narrow", "narrow_copy", "select", "as_strided"),
+    *("topk", "kthvalue", "tril", "triu"),
 )
 _RECORDED = (torch.Tensor, list, dict, set, deque)  # attributes to record when a module is asked for them
 _Wrap = Callable[[Any], Any]
@@ -259,11 +265,18 @@ def _is_instance(own: Any) -> Any:
 
 def _factory(own: Any) -> Any:
     random = own.__name__ in _RANDOM
+    return _recorded_if(own, lambda tracer, given: random or tracer.record_all or holds_proxy(given))
 
+
+def _sized(own: Any) -> Any:
+    return _recorded_if(own, lambda _, given: holds_proxy(given))
+
+
+def _recorded_if(own: Any, wanted: Callable[[Any, Any], bool]) -> Any:
     @functools.wraps(own)
     def make(*args: Any, **kwargs: Any) -> Any:
         tracer = _thread.recording()
-        if tracer is not None and (random or tracer.record_all or holds_proxy((args, kwargs))):
+        if tracer is not None and wanted(tracer, (args, kwargs)):
             return tracer.create_proxy("call_function", own, args, kwargs)
         return call_model(own, *args, **kwargs)
 
@@ -281,6 +294,7 @@ _RECORD = _Patches(
         "torch.jit.ScriptFunction.__call__": _script_call,
         NON_REENTRANT_CHECKPOINT: _checkpoint_generator,
         **{f"torch.{name}": _factory for name in _FACTORIES},
+        **{f"torch.{name}": _sized for name in _SIZED},
         "builtins.isinstance": _is_instance,
     }
 )
