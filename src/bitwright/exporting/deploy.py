@@ -31,7 +31,7 @@ from bitwright.exporting.recurrent import DeployedLSTM
 from bitwright.graph import CapturedModel
 from bitwright.graph.capture.objects import make_results_plain
 from bitwright.graph.expression import Expression, is_constant
-from bitwright.graph.facts import facts
+from bitwright.graph.facts import facts, user_name
 from bitwright.graph.names import add_internal, attribute_of, node_name, put_submodule, replace_modules
 from bitwright.nn.attention import QuantMultiheadAttention
 from bitwright.nn.dynamic_recurrent import DynamicLSTM
@@ -290,7 +290,7 @@ class _Deploying:
                 replacement = self._deployed_quantizer(model, node, module, placed.get(node))
             else:
                 continue
-            origin = Origin(_join(prefix, node_name(node)), _operator_name(node))
+            origin = Origin(_join(prefix, user_name(node)), _operator_name(node))
             if isinstance(module, TensorQuantizer):
                 origin = Origin(_join(prefix, node.name))
             node.op, node.target = "call_module", self._call(model, prefix, node, replacement, origin)

@@ -7,7 +7,7 @@ from torch import fx, nn
 
 from bitwright.graph.effects import has_effect
 from bitwright.graph.evaluate import ZerosEvaluator
-from bitwright.graph.facts import facts, has_facts, set_facts, set_value
+from bitwright.graph.facts import facts, has_facts, set_facts, set_value, user_name
 from bitwright.graph.model import CapturedModel
 from bitwright.graph.names import add_internal, node_name
 
@@ -21,13 +21,18 @@ class NodeBuilder:
         model: the model whose graph is extended.
         before: the node that the new ones come before.
         scope: the module that the new nodes belong to; by default that of ``before``.
+        splits: whether the new nodes are parts of what ``before`` computes, which users know by its name.
     """
 
-    def __init__(self, model: CapturedModel, before: fx.Node, scope: str | None = None) -> None:
+    def __init__(
+        self, model: CapturedModel, before: fx.Node, scope: str | None = None, *, splits: bool = False
+    ) -> None:
         self.model = model
         self.before = before
         self.scope = facts(before).scope if scope is None else scope
         self._replaces = (node_name(before),)
+        self._origin = facts(before).origin or before.name
+        self._whole = user_name(before) if splits else ""
         self._evaluate = ZerosEvaluator(model)
 
     def function(self, target: Callable[..., Any], *args: Any, name: str | None = None, **kwargs: Any) -> fx.Node:
@@ -67,7 +72,7 @@ class NodeBuilder:
         with self.model.graph.inserting_before(self.before):
             node = self.model.graph.create_node(op, target, args, kwargs, name)
         value = self._evaluate.values[node] = self._evaluate.compute(node) if like is None else self._evaluate(like)
-        set_value(node, value, scope=self.scope, replaces=self._replaces)
+        set_value(node, value, scope=self.scope, replaces=self._replaces, origin=self._origin, part_of=self._whole)
         return node
 
 

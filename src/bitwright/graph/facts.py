@@ -5,6 +5,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
+from bitwright.graph.names import node_name
+
 _KEY = "bitwright"  # in ``node.meta``, which fx copies with the node
 _PLAIN = (bool, int, float, str, type(None), torch.Size, torch.dtype, torch.device)
 
@@ -30,6 +32,9 @@ class Facts(NamedTuple):
         written: whether something writes into its memory while others read it, so that it must not be quantized.
         leaf: the user's pattern that keeps this module whole, if one does.
         replaces: the names of the nodes in whose place a schedule has put this one.
+        origin: the name of the captured call that a schedule replaced by this node, alone or with others.
+        part_of: what the user calls the operator that a schedule split into this node and others.
+        skipped: the rule that leaves it float, so that no schedule needs to prepare it for integers.
         joins: whether the backend may compute it together with the operator before it.
     """
 
@@ -41,6 +46,9 @@ class Facts(NamedTuple):
     written: bool = False
     leaf: str = ""
     replaces: tuple[str, ...] = ()
+    origin: str = ""
+    part_of: str = ""
+    skipped: str = ""
     joins: bool = False
 
 
@@ -50,6 +58,11 @@ _UNKNOWN = Facts()
 def facts(node: fx.Node) -> Facts:
     """What is known about a node; defaults where nothing was noted."""
     return node.meta.get(_KEY, _UNKNOWN)
+
+
+def user_name(node: fx.Node) -> str:
+    """What the user calls the operator that a node computes, alone or as a part of it."""
+    return facts(node).part_of or node_name(node)
 
 
 def has_facts(node: fx.Node) -> bool:

@@ -6,8 +6,7 @@ from torch import fx, nn
 
 from bitwright.backends import Backend
 from bitwright.graph import CapturedModel
-from bitwright.graph.facts import facts
-from bitwright.graph.names import node_name
+from bitwright.graph.facts import facts, set_facts, user_name
 from bitwright.graph.passes.fold.arithmetic import Arithmetic
 from bitwright.graph.walks import reached_from
 from bitwright.nn.operators import Operator, operator_of
@@ -19,6 +18,19 @@ from bitwright.preparation.swap import own_operator
 from bitwright.preparation.verdicts import fused_with, judge
 
 _CALLS = ("call_module", "call_function", "call_method")
+
+
+def note_skipped(region: Region, job: Job) -> None:
+    """Note on a captured graph what rules skip, before schedules replace operators by others."""
+    modules = dict(region.model.named_modules())
+    for node in region.model.graph.nodes:
+        module = modules.get(str(node.target)) if node.op == "call_module" else None
+        operator = operator_of(node, modules)
+        if _computes(node, operator, module):
+            target = job.targets.of_captured(node, region.path, _kind(node, operator, module))
+            rule = job.recipe.rule_for(target)
+            if rule is not None and rule.skip:
+                set_facts(node, skipped=rule.match)
 
 
 def decide(region: Region, job: Job, nodes: Iterable[fx.Node]) -> None:
@@ -48,14 +60,14 @@ def _describe(
     node: fx.Node, operator: Operator | None, module: nn.Module | None, region: Region, job: Job, *, first_or_last: bool
 ) -> Decision:
     """What is known about a call before it is judged."""
-    kind = operator.name if operator else _plain_name(node, module)
+    kind = _kind(node, operator, module)
     rule = job.rule_for(node, region.path, kind)
     recipe = job.recipe_for(rule, first_or_last=first_or_last)
-    name = region.named(node_name(node))
+    name = region.named(user_name(node))
     if facts(node).leaf:
-        return Decision(name, type(module).__name__, None, recipe, rule)
+        return Decision(name, type(module).__name__, None, recipe, rule, origin=facts(node).origin)
     custom = own_operator(qmodule_for(type(module) if module is not None else node.target))
-    return Decision(name, kind, operator, recipe, rule, custom, first_or_last)
+    return Decision(name, kind, operator, recipe, rule, custom, first_or_last, origin=facts(node).origin)
 
 
 def join_activations(region: Region, backend: Backend) -> None:
@@ -125,7 +137,9 @@ def _tensors_in(node: fx.Node) -> int:
     return sum(1 for n in node.all_input_nodes if facts(n).tensor is not None and n.op != "get_attr")
 
 
-def _plain_name(node: fx.Node, module: nn.Module | None) -> str:
+def _kind(node: fx.Node, operator: Operator | None, module: nn.Module | None) -> str:
+    if operator is not None:
+        return operator.name
     if module is not None:
         return type(module).__name__
     return getattr(node.target, "__name__", str(node.target))

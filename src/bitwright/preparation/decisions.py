@@ -51,6 +51,7 @@ class Decision(NamedTuple):
         inputs: the names of the quantizers of its inputs, in its graph.
         weight: the name of the quantizer of its weight.
         outputs: the names of the quantizers of its result.
+        origin: the captured call that a schedule replaced by it, if one did.
     """
 
     name: str
@@ -64,6 +65,7 @@ class Decision(NamedTuple):
     inputs: tuple[str, ...] = ()
     weight: str = ""
     outputs: tuple[str, ...] = ()
+    origin: str = ""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self  # it never changes

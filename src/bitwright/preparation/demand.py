@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from torch import fx
 
 from bitwright.backends import Backend
-from bitwright.graph.facts import copy_facts, facts, shape_of
-from bitwright.graph.names import add_internal, module_of, node_name
+from bitwright.graph.facts import copy_facts, facts, shape_of, user_name
+from bitwright.graph.names import add_internal, module_of
 from bitwright.graph.walks import first_input
 from bitwright.nn.layer import QuantLayer
 from bitwright.preparation.decisions import Decision, Decisions, Verdict
@@ -175,7 +175,8 @@ class Demand:
 
     def _add_quantizer(self, region: Region, root: Key, tensor: fx.Node, wish: str) -> str:
         recipe = self._in_fixed_range(root, self.requests[root].recipe)
-        label = f"output of {region.named(node_name(tensor))}"
+        part = f" ({tensor.name})" if facts(tensor).part_of else ""
+        label = f"output of {region.named(user_name(tensor))}{part}"
         return add_internal(region.model, "quantizers", wish, make_quantizer(recipe, _fitting(recipe, tensor), label))
 
     def _in_fixed_range(self, root: Key, recipe: TensorRecipe) -> TensorRecipe:

@@ -35,6 +35,7 @@ class Entry:
         asked: the specs that the rule, recipe and backend ask for.
         graph: the qualified name of its graph; None for a layer outside any graph.
         node: the name of its call in that graph.
+        origin: the captured call that a schedule replaced by it, alone or with others, if one did.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Entry:
     asked: str = ""
     graph: str | None = None
     node: str = ""
+    origin: str = ""
 
 
 @dataclass
@@ -98,6 +100,7 @@ def entries_of(decisions: Decisions, owner: nn.Module, backend: Backend, graph: 
             _asked(decision, backend),
             graph,
             node if graph is not None else "",
+            decision.origin,
         )
         for node, decision in decisions.items()
     ]

@@ -16,13 +16,13 @@ from bitwright.errors import ConfigError
 from bitwright.graph import Capture, Leaf, PassResult, capture_model, check_attributes, read_switches, run_stage, runner
 from bitwright.graph.capture.gc_paused import gc_paused
 from bitwright.graph.capture.leaves import spell
-from bitwright.graph.facts import facts
+from bitwright.graph.facts import facts, user_name
 from bitwright.graph.names import module_of, node_name
 from bitwright.graph.rewriting.answers import answers_of
 from bitwright.graph.rewriting.schedule import Stage
 from bitwright.graph.rewriting.stage import Switches
 from bitwright.graph.sketch import sketch
-from bitwright.preparation.decide import decide, join_activations
+from bitwright.preparation.decide import decide, join_activations, note_skipped
 from bitwright.preparation.decisions import Decision, Decisions
 from bitwright.preparation.ledger import Ledger, attach, check_unused_rules, entries_of, is_prepared, ledger_of
 from bitwright.preparation.place import place
@@ -134,7 +134,7 @@ def _prepare_captured(captured: Capture, ledger: Ledger, *, debug: bool) -> None
     regions = [Region(path, graph) for path, graph in captured.regions.items()]
     for region in regions:
         if recipe.rules:
-            job.targets.note_modules(region.model, region.path)
+            note_skipped(region, job)
         run(region, "simplify")
         decide(region, job, region.model.graph.nodes)
     _check_rules(captured, job)
@@ -181,7 +181,7 @@ def _inherits(region: Region, node: fx.Node, before: list[fx.Node]) -> bool:
     for old in before if node.op == "call_module" else ():
         decision = region.decisions.get(old) if node_name(old) in facts(node).replaces else None
         if decision is not None and type(module_of(old, region.model)) is cls:
-            region.decisions.record(node, decision._replace(name=region.named(node_name(node))))
+            region.decisions.record(node, decision._replace(name=region.named(user_name(node))))
             return True
     return False
 

@@ -4,9 +4,9 @@ from functools import cached_property
 
 from torch import fx, nn
 
-from bitwright.graph.facts import facts
+from bitwright.graph.facts import facts, user_name
 from bitwright.graph.model import users_class
-from bitwright.graph.names import node_name, qualified
+from bitwright.graph.names import qualified
 from bitwright.nn.operators import operator_of_module
 from bitwright.recipe import RuleTarget
 
@@ -21,22 +21,23 @@ class RuleTargets:
     def __init__(self, whole: nn.Module) -> None:
         self._whole = whole
         self._classes: dict[str, tuple[str, ...]] = {}
+        self._captured: dict[tuple[str, str], RuleTarget] = {}
         self.seen: dict[RuleTarget, None] = {}  # all that were looked up, for rules that match nothing
 
     def of_node(self, node: fx.Node, path: str, operator: str) -> RuleTarget:
         """A call in the graph at ``path``."""
-        name, scope = qualified(path, node_name(node)), qualified(path, facts(node).scope)
+        name, scope = qualified(path, user_name(node)), qualified(path, facts(node).scope)
         types = self._along(name if node.op == "call_module" else scope)
-        return self._note(RuleTarget(name, scope, operator, types, qualified(path, node.name)))
+        origin = self._captured.get((path, facts(node).origin))
+        return self._note(RuleTarget(name, scope, operator, types, qualified(path, node.name), origin))
 
     def of_module(self, path: str, module: nn.Module) -> RuleTarget:
         return self._note(RuleTarget(path, path, module_kind(module), self._along(path)))
 
-    def note_modules(self, region: fx.GraphModule, path: str) -> None:
-        """Remember the modules that a graph calls, including those that simplifying removes."""
-        for node in region.graph.nodes:
-            if node.op == "call_module":
-                self.of_node(node, path, module_kind(region.get_submodule(str(node.target))))
+    def of_captured(self, node: fx.Node, path: str, operator: str) -> RuleTarget:
+        """A call before simplifying, which may remove it, or put others in its place."""
+        target = self._captured[path, node.name] = self.of_node(node, path, operator)
+        return target
 
     def _note(self, target: RuleTarget) -> RuleTarget:
         self.seen[target] = None

@@ -20,6 +20,7 @@ class RuleTarget(NamedTuple):
         operator: what it computes, such as ``conv2d``.
         types: names of the classes of the module and of those it is part of, with their base classes.
         node: the name of the call in the graph, ``layer1_0_conv1``; a module called twice has two.
+        origin: the operator of the model that it is a part of or stands for, whose rules are its rules too.
     """
 
     name: str
@@ -27,6 +28,7 @@ class RuleTarget(NamedTuple):
     operator: str = ""
     types: tuple[str, ...] = ()
     node: str = ""
+    origin: "RuleTarget | None" = None
 
     def paths(self) -> tuple[str, ...]:
         """The names that a glob or regular expression is compared with: a call's name also with its scope as prefix."""
@@ -92,6 +94,9 @@ class Rule(Described):
         return (self.input if kind == "input" else self.output).over(self.activation)
 
     def matches(self, target: RuleTarget) -> bool:
+        return self._names(target) or (target.origin is not None and self._names(target.origin))
+
+    def _names(self, target: RuleTarget) -> bool:
         kind, _, wanted = self.match.partition(":")
         if kind == "re":
             return any(expression(wanted).fits(path) for path in target.paths())

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from bitwright.exporting.formats.base import FileNode, LoadedFile
+from bitwright.graph.names import qualified
 from bitwright.preparation import Entry, Ledger, Verdict
 from bitwright.recipe import Recipe, Rule
 from bitwright.tuning.result import LeftFloat
@@ -81,7 +82,7 @@ def _choices(ledger: Ledger) -> dict[str, list[Entry]]:
 
 
 def _selector(entry: Entry) -> str:
-    return f"node:{entry.node}" if entry.node else entry.name
+    return f"node:{qualified(entry.graph or '', entry.origin or entry.node)}" if entry.node else entry.name
 
 
 def _conversions(

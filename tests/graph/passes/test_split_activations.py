@@ -10,6 +10,7 @@ from torch import nn
 
 import bitwright as bw
 from bitwright.nn.activation_parts import gated
+from bitwright.quantizer import quantizers
 
 MODULES = {"silu": nn.SiLU, "hardsigmoid": nn.Hardsigmoid, "hardswish": nn.Hardswish}
 FUNCTIONS = {"silu": F.silu, "hardsigmoid": F.hardsigmoid, "hardswish": F.hardswish}
@@ -32,7 +33,11 @@ def calibrated(net, x, **settings):
 
 
 def kinds(model):
-    return {entry.name: (entry.operator, entry.verdict.value) for entry in bw.ledger_of(model).entries}
+    return {entry.node: (entry.operator, entry.verdict.value) for entry in bw.ledger_of(model).entries}
+
+
+def named(model):
+    return [(entry.name, entry.operator, entry.verdict.value) for entry in bw.ledger_of(model).entries]
 
 
 def notes(model):
@@ -126,7 +131,7 @@ def test_a_factor_of_a_tensor_that_others_read_stays(tmp_path):
 def test_what_stays_whole():
     linear = nn.Sequential(nn.Linear(4, 4), nn.SiLU(), nn.Linear(4, 2)).eval()
     model = bw.prepare(linear, torch.randn(3, 4), "onnxruntime")
-    assert kinds(model)["1"] == ("silu", "float")
+    assert ("1", "silu", "float") in named(model)
     assert notes(model) == [
         "split_activations: not split: 1, its input is the result of a linear layer or a norm",
     ]
@@ -141,10 +146,63 @@ def test_what_stays_whole():
     assert kinds(model)["activation"][0] == "silu"
 
 
-def test_rules_find_the_parts_by_the_name_of_the_whole():
+class Twice(nn.Module):
+    """An activation that is called twice, as a module of its own and in place."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.activation = nn.Conv2d(2, 4, 3), nn.Conv2d(4, 4, 3), nn.SiLU(inplace=True)
+
+    def forward(self, x):
+        return F.max_pool2d(self.activation(self.second(self.activation(self.first(x)))), 2)
+
+
+def test_parts_are_listed_under_the_name_of_the_whole():
     x = torch.randn(2, 2, 8, 8)
-    model = bw.prepare(Activated(nn.Hardswish()).eval(), x, "onnxruntime", skip=["activation"])
-    assert {verdict for operator, verdict in kinds(model).values() if operator in ("add", "relu6", "div")} == {"float"}
+    parts = [("sigmoid", "integer"), ("mul", "integer")]
+    assert [n for n in named(bw.prepare(Activated(nn.SiLU()).eval(), x, "onnxruntime")) if n[0] == "activation"] == [
+        ("activation", *part) for part in parts
+    ]
+    model = bw.prepare(Activated(F.silu).eval(), x, "onnxruntime")
+    assert [n for n in named(model) if n[0] == "silu"] == [("silu", *part) for part in parts]
+    labels = [q.label for q in quantizers(model).values()]
+    assert {"output of silu (sigmoid)", "output of silu (gated)"} < set(labels)
+    model = bw.prepare(Twice().eval(), x, "onnxruntime")
+    assert [n[0] for n in named(model) if n[1] in ("sigmoid", "mul")] == ["activation"] * 4
+
+
+@pytest.mark.parametrize("selector", ["activation", "op:{}", "node:activation", "type:{}"])
+@pytest.mark.parametrize("name", MODULES)
+def test_what_is_skipped_stays_whole(name, selector):
+    module = MODULES[name]
+    match = selector.format(name if selector.startswith("op") else module.__name__)
+    model = bw.prepare(Activated(module()).eval(), torch.randn(2, 2, 8, 8), "onnxruntime", skip=[match])
+    assert ("activation", name, "float") in named(model)
+    assert notes(model) == [f"split_activations: not split: activation, skipped by the rule {match!r}"]
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_that_are_skipped_stay_whole(name):
+    for match in (f"op:{name}", f"node:{name}", name):
+        model = bw.prepare(Activated(FUNCTIONS[name]).eval(), torch.randn(2, 2, 8, 8), "onnxruntime", skip=[match])
+        assert (name, name, "float") in named(model)
+
+
+def test_one_call_of_two_is_skipped():
+    model = bw.prepare(Twice().eval(), torch.randn(2, 2, 12, 12), "onnxruntime", skip=["node:activation_1"])
+    assert [n[1:] for n in named(model) if n[0] == "activation"] == [
+        ("sigmoid", "integer"),
+        ("mul", "integer"),
+        ("silu", "float"),
+    ]
+
+
+def test_rules_for_the_whole_set_its_parts():
+    rules = [{"match": "op:silu", "output": {"observer": "PercentileObserver"}}]
+    model = bw.prepare(Activated(F.silu).eval(), torch.randn(2, 2, 8, 8), "onnxruntime", recipe={"rules": rules})
+    found = {q.label: type(q.observer).__name__ for q in quantizers(model).values()}
+    assert found["output of silu (gated)"] == "PercentileObserver"
+    assert found["output of conv"] == "MinMaxObserver"
 
 
 def test_gated_has_the_gradient_of_silu():

@@ -43,13 +43,15 @@ class ReplacePattern(ReplacePatternBase):
 
     def get_new_graph(self, nodes_dict: Nodes, modules_dict: Called, model: Any, *_: Any) -> fx.Node:
         node, module = nodes_dict["activation"], modules_dict["activation"]
-        build = NodeBuilder(model, node, scope=str(node.target) if node.op == "call_module" else None)
+        build = NodeBuilder(model, node, scope=str(node.target) if node.op == "call_module" else None, splits=True)
         kind: Any = operator_called(node, module)
         return _PARTS[kind.name](build, argument(node, 0, "input"))
 
 
 def _may_be_split(node: fx.Node, module: Any) -> bool | str:
     x = argument(node, 0, "input")
+    if facts(node).skipped:
+        return f"skipped by the rule {facts(node).skipped!r}"
     if not isinstance(x, fx.Node) or dtype_of(x) is not torch.float32 or facts(node).written or facts(x).written:
         return "it computes on something else than a float32 tensor of its own"
     if node.op == "call_module" and has_hooks(module):
