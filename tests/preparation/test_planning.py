@@ -36,7 +36,7 @@ def test_a_plan_says_what_prepare_would_do_and_changes_nothing():
 
 def test_a_plan_of_a_preset_and_its_refusals():
     assert bw.plan(Small(), "W4A8", image()).entries[0].weight == "int4 symmetric narrow channel:0"
-    assert bw.plan(Small(), None, image(), "snpe").ledger.backend.name == "snpe"
+    assert bw.plan(Small(), None, image(), "snpe").backend.name == "snpe"
     with pytest.raises(ConfigError, match="plan needs example inputs to capture the model"):
         bw.plan(Small(), "W4A8")
     with pytest.raises(UnknownNameError, match="the rule 'fcc' matches no layer: did you mean 'fc'"):

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from bitwright.analysis.rows import rows_of
-from bitwright.analysis.stats import LayerStats
+from bitwright.analysis.stats import Analysis
 from bitwright.analysis.watch import Record, unchanged, watched
 from bitwright.calibration import as_batches, as_inputs
 from bitwright.errors import CalibrationError
@@ -18,12 +18,12 @@ from bitwright.progress import track
 from bitwright.quantizer import Mode, TensorQuantizer, quantizers
 
 
-def outline(model: nn.Module) -> list[LayerStats]:
+def outline(model: nn.Module) -> Analysis:
     """What is known about a prepared model without running it: verdicts, specs and, once calibrated, ranges."""
-    return [row.stats for row in rows_of(model)]
+    return Analysis(row.stats for row in rows_of(model))
 
 
-def analyze(model: nn.Module, batches: Iterable[Any], *, progress: bool | None = None) -> list[LayerStats]:
+def analyze(model: nn.Module, batches: Iterable[Any], *, progress: bool | None = None) -> Analysis:
     """Run a calibrated model in float and quantized, and compare the two operator by operator.
 
     Quantizers that are off stay off. One batch's activations are held at a time, and O(bins) of all others.
@@ -34,7 +34,8 @@ def analyze(model: nn.Module, batches: Iterable[Any], *, progress: bool | None =
         progress: show a progress bar; by default only on a terminal.
 
     Returns:
-        First the quantized inputs and constants of graphs, then every operator of the ledger in its order.
+        A list that prints as a table: first the quantized inputs and constants of graphs, then every operator of the
+        ledger in its order.
     """
     count = len(ledger_of(model).example.args)
     rows, found = rows_of(model), list(quantizers(model).values())
@@ -54,7 +55,7 @@ def analyze(model: nn.Module, batches: Iterable[Any], *, progress: bool | None =
                 _run(model, inputs, number)
     if not number:
         raise CalibrationError("the data to analyze with is empty: it yielded no batch")
-    return [row.result() for row in rows]
+    return Analysis(row.result() for row in rows)
 
 
 def _switch(every: Iterable[TensorQuantizer], on: Iterable[TensorQuantizer]) -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from bitwright.columns import in_columns
 from bitwright.preparation import Verdict
 
 BINS = 64
@@ -18,7 +19,7 @@ class Histogram:
 
     lo: float
     hi: float
-    counts: list[int]
+    counts: list[int] = field(repr=False)
 
     @classmethod
     def over(cls, lo: float, hi: float) -> "Histogram":
@@ -99,3 +100,31 @@ class LayerStats:
     input: TensorStats = field(default_factory=TensorStats)
     weight: TensorStats = field(default_factory=TensorStats)
     output: TensorStats = field(default_factory=TensorStats)
+
+
+class Analysis(list[LayerStats]):
+    """The findings of :func:`bitwright.analyze`; ``print`` shows them as a table, with signal to noise in dB."""
+
+    def __str__(self) -> str:
+        header = ("name", "operator", "computes", "weight", "weight SQNR", "output", "output SQNR", "clipped", "reason")
+        rows = [
+            (
+                each.name,
+                each.operator,
+                each.verdict.value,
+                each.weight.spec,
+                _decibels(each.weight.sqnr),
+                each.output.spec,
+                _decibels(each.output.sqnr),
+                "" if each.output.clipped is None else f"{each.output.clipped:.2%}",
+                each.reason,
+            )
+            for each in self
+        ]
+        return "\n".join(in_columns(header, rows, 3))
+
+    __repr__ = __str__
+
+
+def _decibels(sqnr: float | None) -> str:
+    return "" if sqnr is None else f"{sqnr:.1f}"

@@ -15,6 +15,7 @@ from bitwright.bit_search.layers import FLOAT_BITS, Layer, layers_of
 from bitwright.bit_search.measured import Measured
 from bitwright.bit_search.solve import Pair, choose
 from bitwright.calibration import make_room_for_bias
+from bitwright.columns import in_columns
 from bitwright.distributed import TIMEOUT, all_ranks
 from bitwright.errors import ConfigError, suggest
 from bitwright.preparation import Ledger, ledger_of
@@ -51,14 +52,14 @@ class BitSearch:
     latency: float | None = None
 
     def __str__(self) -> str:
-        width = max([5, *(len(name) for name in self.bits)])
-        lines = [
+        head = (
             f"{self.size:,} bytes, {self.bit_operations:,} bit operations, damage {self.damage:.4g} added up and "
-            f"{self.measured:.4g} together",
-            f"{'layer':<{width}}  bits",
-        ]
-        lines += [f"{name:<{width}}  {'float' if b == FLOAT_BITS else b:>5}" for name, b in self.bits.items()]
-        return "\n".join(lines)
+            f"{self.measured:.4g} together"
+        )
+        rows = [(name, "float" if b == FLOAT_BITS else str(b)) for name, b in self.bits.items()]
+        return "\n".join([head, *in_columns(("layer", "bits"), rows)])
+
+    __repr__ = __str__
 
 
 def search_bits(

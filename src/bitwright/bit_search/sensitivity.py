@@ -11,6 +11,7 @@ from torch import nn
 from bitwright.bit_search.damage import Damage, Metric
 from bitwright.bit_search.layers import layers_of
 from bitwright.bit_search.measured import Measured
+from bitwright.columns import in_columns
 from bitwright.distributed import TIMEOUT, all_ranks
 from bitwright.preparation import ledger_of
 from bitwright.progress import track
@@ -46,12 +47,14 @@ class Sensitivity:
         return sorted(self.layers, key=lambda layer: -layer.alone)
 
     def __str__(self) -> str:
-        width = max([5, *(len(layer.name) for layer in self.layers)])
-        lines = [f"{'layer':<{width}}  bits    {self.metric} alone  cumulative"]
-        for layer in self.worst():
-            added = "" if layer.cumulative is None else f"{layer.cumulative:.4g}"
-            lines += [f"{layer.name:<{width}}  {layer.bits:<6}  {layer.alone:>{len(self.metric) + 6}.4g}  {added:>10}"]
-        return "\n".join(lines)
+        header = ("layer", "bits", f"{self.metric} alone", "cumulative")
+        rows = [
+            (each.name, each.bits, f"{each.alone:.4g}", "" if each.cumulative is None else f"{each.cumulative:.4g}")
+            for each in self.worst()
+        ]
+        return "\n".join(in_columns(header, rows))
+
+    __repr__ = __str__
 
 
 def sensitivity(

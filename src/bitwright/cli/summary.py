@@ -9,7 +9,7 @@ from bitwright.cli.scores import Scores
 from bitwright.preparation import Ledger
 from bitwright.reporting.text import NOT_MEASURED, megabytes, percent
 from bitwright.verification import Proof, RuntimeProof
-from bitwright.verification.proof import violations_in_words
+from bitwright.verification.violation import violations_in_words
 
 _MOST_FLOAT = 10
 

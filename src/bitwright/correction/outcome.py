@@ -18,5 +18,17 @@ class Correction:
     skipped: dict[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        lines = [f"{self.step}: {len(self.changed)} layers changed, {len(self.skipped)} left alone"]
+        count = len(self.changed)
+        lines = [f"{self.step}: {count} layer{'s' * (count != 1)} changed, {len(self.skipped)} left alone"]
         return "\n".join([*lines, *(f"  {name}: {reason}" for name, reason in self.skipped.items())])
+
+    __repr__ = __str__
+
+
+class Corrections(list[Correction]):
+    """What several correctors did, one after the other; ``print`` says it in words."""
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self)) or "no corrector ran"
+
+    __repr__ = __str__

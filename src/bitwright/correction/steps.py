@@ -11,7 +11,7 @@ from bitwright.correction.bias import correct_bias
 from bitwright.correction.equalization import equalize
 from bitwright.correction.gptq import gptq
 from bitwright.correction.norms import reestimate_norms
-from bitwright.correction.outcome import Correction
+from bitwright.correction.outcome import Correction, Corrections
 from bitwright.correction.smoothing import smooth
 from bitwright.correction.weight_ranges import fit_weight_ranges
 from bitwright.errors import UnknownNameError, suggest
@@ -31,7 +31,7 @@ STEPS: dict[str, Callable[..., Correction]] = {
 
 def correct(
     model: nn.Module, batches: Iterable[Any], steps: str | Sequence[str] | None = None, *, progress: bool | None = None
-) -> list[Correction]:
+) -> Corrections:
     """Recover accuracy of a prepared and calibrated model, in seconds and without training.
 
     ::
@@ -63,7 +63,7 @@ def correct(
             raise UnknownNameError(f"unknown corrector {step!r}{suggest(str(step), STEPS)}")
     data = as_batches(batches)
     data = data if len(steps) < 2 or isinstance(data, Sequence) else list(data)
-    done = [STEPS[step](model, data, progress=progress) for step in steps]
+    done = Corrections(STEPS[step](model, data, progress=progress) for step in steps)
     ledger = ledger_of(model)
     ledger.notes = [note for note in ledger.notes if note != uncorrected_note(model)]
     return done

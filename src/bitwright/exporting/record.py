@@ -6,7 +6,7 @@ It is made while the file is written, returned by ``export`` and stored in the f
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -118,10 +118,10 @@ def _read(cls: type[Any], data: Mapping[str, Any]) -> Any:
     """Build a dataclass from plain data, whose values must have the types of its plain fields."""
     kinds = {"str": str, "int": int, "bool": bool}
     made = cls(**data)
-    for field in fields(cls):
-        wanted = kinds.get(getattr(field.type, "__name__", ""))
-        if wanted is not None and type(getattr(made, field.name)) is not wanted:
-            raise TypeError(f"{cls.__name__}.{field.name} is not a {wanted.__name__}")
+    for each in fields(cls):
+        wanted = kinds.get(getattr(each.type, "__name__", ""))
+        if wanted is not None and type(getattr(made, each.name)) is not wanted:
+            raise TypeError(f"{cls.__name__}.{each.name} is not a {wanted.__name__}")
     return made
 
 
@@ -150,7 +150,7 @@ class ExportedFile(os.PathLike[str]):
     """
 
     path: Path
-    record: ExportRecord
+    record: ExportRecord = field(repr=False)
     files: tuple[Path, ...] = ()
 
     @property

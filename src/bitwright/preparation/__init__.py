@@ -3,14 +3,13 @@
 from bitwright.preparation.decisions import Decision, Verdict, decision_on, decisions_of
 from bitwright.preparation.ledger import Entry, Ledger, ledger_of
 from bitwright.preparation.pipeline import prepare
-from bitwright.preparation.planning import Plan, plan
+from bitwright.preparation.planning import plan
 from bitwright.preparation.resolve import resolve_recipe
 
 __all__ = [
     "Decision",
     "Entry",
     "Ledger",
-    "Plan",
     "Verdict",
     "decision_on",
     "decisions_of",

@@ -3,11 +3,12 @@
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from bitwright.backends import Backend
+from bitwright.columns import in_columns
 from bitwright.errors import ConfigError
 from bitwright.graph import Inputs
 from bitwright.graph.capture.guards import Guard
@@ -15,6 +16,10 @@ from bitwright.graph.sketch import NodeSketch
 from bitwright.preparation.decisions import Decision, Decisions, Verdict
 from bitwright.recipe import Recipe, Rule
 
+if TYPE_CHECKING:
+    from rich.table import Table
+
+HEADER = ("name", "operator", "computes", "rule", "asked", "input", "weight", "output", "reason")
 _EFFECTIVE = (Verdict.INTEGER, Verdict.PARTLY, Verdict.FUSED)
 WAITING = "bitwright_waits"  # in the __dict__ of a model that will be prepared at its first call
 
@@ -54,9 +59,11 @@ class Entry:
 
 @dataclass
 class Ledger:
-    """What prepare or swap_modules did to a model.
+    """What prepare or swap_modules did to a model; it prints as a table, more nicely in a terminal with rich.
 
     Attributes:
+        entries: how each operator computes, and why.
+        notes: what else was done or left undone, in words.
         arguments: further arguments of the call, beyond model, backend and recipe, to repeat it.
         swapped: whether it was swap_modules.
         tuned: the findings of tuning, in words; also in the notes.
@@ -76,6 +83,35 @@ class Ledger:
 
     def count(self) -> Counter[Verdict]:
         return Counter(e.verdict for e in self.entries)
+
+    def title(self) -> str:
+        """The backend and how many operators compute how."""
+        counts = ", ".join(f"{count} {verdict.value}" for verdict, count in self.count().items())
+        return f"{self.backend.name}: {counts or 'no operators'}"
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """The cells of the table, in the order of ``HEADER``."""
+        return [
+            (e.name, e.operator, e.verdict.value, e.rule, e.asked, e.input, e.weight, e.output, e.reason)
+            for e in self.entries
+        ]
+
+    def __str__(self) -> str:
+        return "\n".join([self.title(), *in_columns(HEADER, self.rows(), 3), *(f"Note: {note}" for note in self.notes)])
+
+    __repr__ = __str__
+
+    def __rich__(self) -> "Table":
+        from rich.table import Table
+
+        rows = self.rows()
+        table = Table(title=self.title(), title_justify="left")
+        kept = [i for i in range(len(HEADER)) if i < 3 or any(row[i] for row in rows)]
+        for i in kept:
+            table.add_column(HEADER[i], overflow="fold")
+        for row in rows:
+            table.add_row(*(row[i] for i in kept))
+        return table
 
 
 def entries_of(decisions: Decisions, owner: nn.Module, backend: Backend, graph: str | None = None) -> list[Entry]:

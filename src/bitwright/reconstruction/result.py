@@ -3,6 +3,8 @@
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from bitwright.columns import in_columns
+
 
 @dataclass(frozen=True)
 class UnitResult:
@@ -55,11 +57,18 @@ class Reconstruction:
     def __str__(self) -> str:
         kept = sum(unit.kept for unit in self.units)
         head = f"{self.method}: {kept} of {len(self.units)} units improved in {self.seconds:.0f} s"
-        width = max([4, *(len(unit.name) for unit in self.units)])
-        lines = [head, f"{'unit':<{width}}  layers  error before     after   steps  seconds"]
-        lines += [
-            f"{unit.name:<{width}}  {len(unit.layers):>6}  {unit.before:>12.3e}  {unit.after:.2e}  "
-            f"{unit.steps:>6}  {unit.seconds:>7.1f}{'' if unit.kept else '  (nearest rounding kept)'}"
+        rows = [
+            (
+                unit.name,
+                str(len(unit.layers)),
+                f"{unit.before:.2e}",
+                f"{unit.after:.2e}",
+                str(unit.steps),
+                f"{unit.seconds:.1f}",
+                "" if unit.kept else "(nearest rounding kept)",
+            )
             for unit in self.units
         ]
-        return "\n".join(lines)
+        return "\n".join([head, *in_columns(("unit", "layers", "error before", "after", "steps", "seconds", ""), rows)])
+
+    __repr__ = __str__

@@ -120,7 +120,7 @@ def _constraints(proof: Proof | None) -> list[tuple[str, str, list[str]]]:
     """The target's constraints on files, and where this one breaks them."""
     if proof is None:
         return []
-    from bitwright.verification.proof import violations_in_words
+    from bitwright.verification.violation import violations_in_words
 
     broken = {name: [v for v in proof.violations if v.constraint == name] for name in proof.constraints}
     return [(name, text, violations_in_words(broken[name])) for name, text in proof.constraints.items()]

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from bitwright.calibration import as_inputs
+from bitwright.columns import in_columns
 from bitwright.correction.channel_maps import norm_place
 from bitwright.correction.norms import reestimate_norms
 from bitwright.errors import CalibrationError, ConfigError
@@ -48,11 +49,19 @@ class Training:
     epochs: list[EpochResult] = field(default_factory=list)
 
     def __str__(self) -> str:
-        lines = ["epoch       loss   steps  seconds     score"]
-        for number, epoch in enumerate(self.epochs, start=1):
-            score = "" if epoch.score is None else f"{epoch.score:.4g}"
-            lines.append(f"{number:>5}  {epoch.loss:>9.4g}  {epoch.steps:>6}  {epoch.seconds:>7.1f}  {score:>8}")
-        return "\n".join(lines)
+        rows = [
+            (
+                str(number),
+                f"{e.loss:.4g}",
+                str(e.steps),
+                f"{e.seconds:.1f}",
+                "" if e.score is None else f"{e.score:.4g}",
+            )
+            for number, e in enumerate(self.epochs, start=1)
+        ]
+        return "\n".join(in_columns(("epoch", "loss", "steps", "seconds", "score"), rows))
+
+    __repr__ = __str__
 
 
 def train(

@@ -78,3 +78,5 @@ class SpeedTuning:
 
     def __str__(self) -> str:
         return "\n".join(self.lines())
+
+    __repr__ = __str__

@@ -4,7 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
 from bitwright.errors import ConfigError, UnknownNameError, suggest
-from bitwright.verification.proof import OutputCheck, RuntimeProof, TensorCheck, Violation, violations_in_words
+from bitwright.verification.proof import OutputCheck, RuntimeProof, TensorCheck
+from bitwright.verification.violation import Violation, violations_in_words
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,10 @@
 What was not measured is None, and None misses every limit.
 """
 
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
+
+from bitwright.verification.violation import Violation
 
 if TYPE_CHECKING:
     from bitwright.verification.limits import Limits
@@ -267,6 +268,13 @@ class RuntimeProof:
         chosen = [o for o in self.operators if o.kind == kind]
         return sum(o.integer for o in chosen), len(chosen)
 
+    def __str__(self) -> str:
+        from bitwright.verification.words import runtime_in_words
+
+        return "\n".join(runtime_in_words(self))
+
+    __repr__ = __str__
+
     @property
     def compared(self) -> list[TensorCheck]:
         """The quantized tensors that were compared."""
@@ -298,40 +306,6 @@ class RuntimeProof:
         """The largest of one measure of the outputs; None if there is no output, or one was not measured."""
         found = [getattr(o, measure) for o in self.outputs]
         return max(found) if found and all(v is not None for v in found) else None
-
-
-@dataclass(frozen=True)
-class Violation:
-    """A place where the file breaks what its target's makers demand of files.
-
-    Attributes:
-        constraint: the name of what is demanded.
-        where: the operator, layer or tensor.
-        problem: what is wrong there.
-        fix: how to fix it.
-        advice: whether the target runs such files all the same, only not as well: it is told, and keeps no proof back.
-    """
-
-    constraint: str
-    where: str
-    problem: str
-    fix: str
-    advice: bool = False
-
-    def __str__(self) -> str:
-        return f"{self.constraint}: {self.where} {self.problem}; {self.fix}"
-
-
-def violations_in_words(violations: Iterable[Violation]) -> list[str]:
-    """One line for all places with the same problem."""
-    groups: dict[tuple[str, str, str], list[str]] = {}
-    for v in violations:
-        groups.setdefault((v.constraint, v.problem, v.fix), []).append(v.where)
-    lines = []
-    for (constraint, problem, fix), places in groups.items():
-        more = f" and {len(places) - _NAMED} more: each" if len(places) > _NAMED else ""
-        lines.append(f"{constraint}: {', '.join(places[:_NAMED])}{more} {problem}; {fix}")
-    return lines
 
 
 @dataclass
@@ -395,3 +369,5 @@ class Proof:
         from bitwright.verification.words import in_words
 
         return in_words(self)
+
+    __repr__ = __str__

@@ -4,7 +4,8 @@ from collections import Counter
 from collections.abc import Iterator
 
 from bitwright.reporting.text import percent, smaller
-from bitwright.verification.proof import Latency, Memory, Proof, RuntimeProof, violations_in_words
+from bitwright.verification.proof import Latency, Memory, Proof, RuntimeProof
+from bitwright.verification.violation import violations_in_words
 
 _MOST_FLOAT = 12
 
@@ -13,7 +14,7 @@ def in_words(proof: Proof) -> str:
     """The proof as text of a few lines."""
     lines = [f"{proof.file}: {proof.size / 1e6:.2f} MB, {smaller(proof.size, proof.float_size)} than FP32"]
     for runtime in proof.runtimes.values():
-        lines += _runtime(runtime)
+        lines += runtime_in_words(runtime)
     lines += [f"advice: {line}" for line in violations_in_words(v for v in proof.violations if v.advice)]
     broken = violations_in_words(v for v in proof.violations if not v.advice)
     lines += [f"VIOLATED: {line}" for line in broken if line not in proof.missed]
@@ -22,7 +23,8 @@ def in_words(proof: Proof) -> str:
     return "\n".join([*lines, proof.verdict])
 
 
-def _runtime(proof: RuntimeProof) -> Iterator[str]:
+def runtime_in_words(proof: RuntimeProof) -> Iterator[str]:
+    """What one runtime does with the file, in a few lines."""
     if proof.crash:
         yield f"{proof.runtime} {proof.version}: {proof.crash}"
         return

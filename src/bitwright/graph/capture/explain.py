@@ -42,6 +42,8 @@ class Explanation:
     def __str__(self) -> str:
         return "\n".join([*self._tree(), *self._summary()])
 
+    __repr__ = __str__
+
     def _tree(self) -> Iterator[str]:
         for place in self.places:
             depth = place.path.count(".") + 1 if place.path else 0

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from bitwright.backends import Backend
 from bitwright.registry import Registry
 from bitwright.verification.constraints.view import View
-from bitwright.verification.proof import Violation
+from bitwright.verification.violation import Violation
 
 CONSTRAINTS: Registry["Constraint"] = Registry("constraint")
 
