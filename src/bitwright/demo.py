@@ -112,23 +112,23 @@ def main() -> None:
 
     print("Quantizing it …")
     batches = train_images[:512].split(BATCH)
-    file, page = OUTPUT / "model.onnx", OUTPUT / "report.html"
+    page = OUTPUT / "report.html"
     qmodel = bw.prepare(model, batches[0], backend="onnxruntime")
     bw.calibrate(qmodel, batches)
-    bw.export(qmodel, file)
+    written = bw.export(qmodel, OUTPUT / "model.onnx")
 
     print("Running the file and comparing it with the simulation …")
-    proof = bw.verify(qmodel, file, batches)
+    proof = bw.verify(qmodel, written, batches)
     scores = {"FP32": accuracy(model, test_images, test_labels)}
     scores["simulated"] = accuracy(qmodel, test_images, test_labels)
     for runtime in proof.runtimes:
-        scores[runtime] = accuracy(run_file(file, runtime), test_images, test_labels)
+        scores[runtime] = accuracy(run_file(written, runtime), test_images, test_labels)
     bw.report(qmodel, proof, page, batches=batches, accuracy=scores, title="Handwritten digits")
 
     print(f"\nAccuracy on {len(test_images)} other digits")
     print(f"  FP32 model                 {scores['FP32']:.1%}")
     for runtime, found in proof.runtimes.items():
-        print(f"\n{runtime} {found.version}, running {file}")
+        print(f"\n{runtime} {found.version}, running {written}")
         print(f"  INT8 accuracy              {scores[runtime]:.1%}")
         integer = sum(o.integer for o in found.operators)
         print(f"  operators in integers      {integer} of {len(found.operators)} ({found.coverage:.0%})")

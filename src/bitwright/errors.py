@@ -15,6 +15,7 @@ BitwrightError
 
 import difflib
 import importlib
+import re
 from collections.abc import Iterable
 from types import ModuleType
 
@@ -108,6 +109,23 @@ def suggest(name: str, known: Iterable[str], limit: int = 3) -> str:
         return ": there are none"
     shown = ", ".join(names[:12]) + (f", … ({len(names)} in all)" if len(names) > 12 else "")
     return f": known are {shown}"
+
+
+# Lines of OpenVINO's and torch's messages that say where in their code something failed, or that it did.
+_PLACES = re.compile(
+    r"Exception from |Check '|FrontEnd API failed|Model wasn't fully converted|Summary:|While validating node "
+    r"|-- Conversion is failed|-- .* with a message:|To facilitate|backend='\w+' raised:"
+)
+_OPERATOR = re.compile(r"While validating ONNX node '<Node\((\w+)\): (.*?)>'")
+
+
+def useful_line(error: BaseException) -> str:
+    """The line of another program's error that says what is wrong, and the operator that it is wrong with."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    said = [line.removeprefix("-- ") for line in lines if not (_PLACES.match(line) or _OPERATOR.match(line))]
+    place = _OPERATOR.search(str(error))
+    where = f"{place[2]} ({place[1]}): " if place is not None else ""
+    return where + (said or lines or [type(error).__name__])[0]
 
 
 def require(module: str, extra: str, purpose: str) -> ModuleType:

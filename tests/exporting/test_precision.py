@@ -85,3 +85,42 @@ def test_casts_between_floats_carry_scales() -> None:
         model, _ = made(precision)
         assert not any("cast" in str(node.args[0]) for node in model.graph.nodes if "quantized" in node.name)
         assert {e.verdict.value for e in bw.ledger_of(model).entries if e.operator == "cast"} == {"carried"}
+
+
+class PartlyDouble(nn.Module):
+    """A layer, a function or nothing but an activation in float64, behind a convolution in float32."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.what, self.conv = what, nn.Conv2d(3, 4, 3)
+        if what == "layer":
+            self.own: nn.Module | nn.Parameter = nn.Conv2d(4, 4, 1).double()
+        elif what == "function":
+            self.own = nn.Parameter(torch.randn(4, 4, 1, 1).double())
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.conv(x)).double()
+        if self.what == "activation":
+            return F.gelu(x)
+        return (self.own(x) if isinstance(self.own, nn.Module) else F.conv2d(x, self.own)).float()
+
+
+@pytest.mark.parametrize("skip", [(), ("own", "conv2d")])
+@pytest.mark.parametrize("what", ["layer", "function"])
+def test_layers_in_float64_are_written_in_float32(what: str, skip: tuple[str, ...], tmp_path: Path) -> None:
+    """Convolutions in float64 have no kernel in onnxruntime."""
+    x = torch.randn(2, 3, 8, 8)
+    left = [name for name in skip if (name == "own") == (what == "layer")]
+    model = bw.calibrate(bw.prepare(PartlyDouble(what).eval(), x, "onnxruntime", skip=left), [x])
+    proof = bw.verify(model, bw.export(model, tmp_path / "m.onnx"), [x], runtimes=["onnxruntime"], latency=False)
+    assert proof.ok, proof.missed
+    assert any("the model computes in float64 and the file in float32" in note for note in proof.notes)
+
+
+def test_operator_without_a_kernel_for_float64_is_named(tmp_path: Path) -> None:
+    x = torch.randn(2, 3, 8, 8)
+    model = bw.calibrate(bw.prepare(PartlyDouble("activation").eval(), x, "onnxruntime"), [x])
+    file = bw.export(model, tmp_path / "m.onnx")
+    why = r"implementation for Erf.*'gelu.*; it has no kernel for these types: if they are float64, let the model"
+    with pytest.raises(bw.errors.VerifyError, match=why):
+        bw.verify(model, file, [x], runtimes=["onnxruntime"], latency=False)

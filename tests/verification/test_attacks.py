@@ -116,7 +116,7 @@ def test_limit_that_limits_nothing_is_refused(name: str, value: object) -> None:
 
 def test_limits_of_nothing_judge_nothing(several) -> None:
     model, file, x = several
-    none = dict.fromkeys(("largest", "uncompared", "output_local", "output_steps", "weights"))
+    none = dict.fromkeys(("largest", "uncompared", "output_local", "output_steps", "weights", "changes"))
     assert bw.verify(model, file, [x], runtimes=["onnxruntime"], latency=False, limits=none).ok is None
 
 

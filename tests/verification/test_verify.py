@@ -54,7 +54,8 @@ def test_wrong_weight_is_found_out(cases, tmp_path: Path) -> None:
     found = proof.runtimes["onnxruntime"]
     assert [t.name for t in found.tensors if (t.largest or 0) > 1] == ["conv1.weight", "relu_1"]
     assert proof.ok is False
-    assert len(proof.missed) == 5
+    assert len(proof.missed) == 6
+    assert proof.changes == ["the stored tensor conv1.weight.integers differs"]
     assert any("the stored weight conv1.weight has values off by" in m for m in proof.missed)
     assert any("steps, more than 1 (first: conv1.weight)" in m for m in proof.missed)
     assert any("differs by" in m and "one step of noise" in m for m in proof.missed)

@@ -21,7 +21,7 @@ from bitwright.cli.summary import Outcome
 from bitwright.correction import correct
 from bitwright.distributed import from_first_rank, rank, under_torchrun, world_size
 from bitwright.errors import ConfigError
-from bitwright.exporting import FORMATS, ExportOptions, export
+from bitwright.exporting import FORMATS, ExportedFile, ExportOptions, export
 from bitwright.files import check_output
 from bitwright.preparation import ledger_of, prepare, resolve_recipe
 from bitwright.preparation.tune import check_tuning
@@ -92,14 +92,14 @@ class Job:
                 from_first_rank(lambda: _forget(progress))
             qmodel, batches, before = self._calibrated(progress)
             with step("exporting"):
-                export(qmodel, self._file, format=self._format, **self.written)
+                written = export(qmodel, self._file, format=self._format, **self.written)
                 self._report.unlink(missing_ok=True)  # it described the file that was replaced
             if self.save is not None:
                 given = {"model": self.model, "data": self.data, "eval": self.evaluate}
                 save(qmodel, self.save, source={name: value for name, value in given.items() if value})
             if rank() != 0:
                 return None
-            outcome = self._prove(qmodel, batches, before)
+            outcome = self._prove(qmodel, written, batches, before)
             _forget(progress)
         return outcome
 
@@ -123,13 +123,13 @@ class Job:
                 correct(qmodel, batches)  # all of them on every rank, so that every rank gets the same model
         return qmodel, batches, before
 
-    def _prove(self, qmodel: nn.Module, batches: Batches, before: Scores) -> Outcome:
+    def _prove(self, qmodel: nn.Module, written: ExportedFile, batches: Batches, before: Scores) -> Outcome:
         from bitwright.reporting import report
         from bitwright.verification import Proof, run_file, verify
 
         limits = {name: value for name, value in self.limits.items() if value is not None}
         if self.verify:
-            proof = verify(qmodel, self._file, batches, runtimes=self.runtimes, limits=limits, latency=self.latency)
+            proof = verify(qmodel, written, batches, runtimes=self.runtimes, limits=limits, latency=self.latency)
         else:
             file = FORMATS.get(self._format)().read(self._file)
             proof = Proof(str(self._file), file.size, file.float_twin().size)

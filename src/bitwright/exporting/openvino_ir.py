@@ -14,8 +14,9 @@ import openvino as ov
 from openvino import opset13 as ops
 from openvino import passes
 
-from bitwright.errors import ExportError, VerifyError
+from bitwright.errors import ExportError, VerifyError, useful_line
 from bitwright.exporting.formats.base import FileNode, LoadedFile
+from bitwright.exporting.openvino_contents import ir_contents
 from bitwright.exporting.record import ExportRecord
 from bitwright.files import atomic_write, scratch_folder
 
@@ -53,8 +54,7 @@ def read_sealed(path: Path) -> Any:
     try:
         return ov.Core().read_model(xml, tensors)
     except Exception as error:
-        last = (str(error).strip().splitlines() or [""])[-1]
-        raise VerifyError(f"{str(path)!r} is not an OpenVINO IR: {last}") from error
+        raise VerifyError(f"{str(path)!r} is not an OpenVINO IR: {useful_line(error)}") from error
 
 
 def _serialized(model: Any) -> dict[str, bytes]:
@@ -97,6 +97,10 @@ class IrFile(LoadedFile):
 
     def shipped(self) -> dict[str, bytes]:
         return _serialized(self.model)
+
+    def contents(self) -> dict[str, str]:
+        """Digests of its layers with what they read, and of its tensors."""
+        return ir_contents(*_serialized(self.model).values(), without=RECORD)
 
     def watching(self, tensors: Iterable[str]) -> "IrFile":
         copy = self.model.clone()

@@ -1,5 +1,6 @@
 """export: write a prepared and calibrated model as the file that the target reads."""
 
+import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,10 +11,11 @@ from torch import nn
 
 from bitwright.distributed import TIMEOUT, from_first_rank
 from bitwright.errors import ExportError
-from bitwright.exporting.deploy import deploy, float_twin
-from bitwright.exporting.formats import FORMATS, ExportOptions
+from bitwright.exporting.deploy import Deployment, deploy, float_twin
+from bitwright.exporting.formats import FORMATS, ExportFormat, ExportOptions, LoadedFile
+from bitwright.exporting.making import Making
 from bitwright.exporting.precision import in_float32, inputs_in, precision_of
-from bitwright.exporting.record import ExportedFile, ExportRecord, data_path
+from bitwright.exporting.record import ExportedFile, ExportRecord, checksums_of, data_path
 from bitwright.files import check_output
 from bitwright.graph import Inputs
 from bitwright.preparation import Ledger, ledger_of
@@ -81,14 +83,34 @@ def export(
     def write() -> bytes:
         for file in [*files, *([data_path(files[0])] if external_data else [])]:
             check_output(file, overwrite=overwrite)
-        deployment = deploy(model, clean=writer.clean) if quantized else float_twin(model)
         try:
-            return writer.write(deployment, inputs, Path(path), options).to_json().encode()
+            record = writer.write(_deployed(model, writer, quantized), inputs, Path(path), options)
         except ExportError as error:
             raise ExportError(f"{error}{_as_written(ledger)}") from error
+        return json.dumps([record.to_json(), checksums_of(_written(files, record))]).encode()
 
-    record = ExportRecord.from_json(from_first_rank(write, timeout).decode())
-    return ExportedFile(files[0], record, (*files, *([data_path(files[0])] if record.external else [])))
+    text, checksums = json.loads(from_first_rank(write, timeout))
+    record = ExportRecord.from_json(text)
+    return ExportedFile(files[0], record, _written(files, record), tuple(checksums))
+
+
+def export_again(model: nn.Module, file: LoadedFile, record: ExportRecord, folder: Path) -> LoadedFile:
+    """Write into a folder what ``export`` would write now in the way of a file's record, and read it."""
+    making, ledger, writer = Making.noted_in(record), ledger_of(model), FORMATS.get(record.format)()
+    inputs = making.inputs_like(model, inputs_in(ledger.example))
+    options = making.options_for(unsigned=ledger.backend.activations.write_unsigned)
+    target = folder / file.path.name
+    writer.write(_deployed(model, writer, record.quantized), inputs, target, options)
+    return writer.read(target)
+
+
+def _deployed(model: nn.Module, writer: ExportFormat, quantized: bool) -> Deployment:
+    return deploy(model, clean=writer.clean) if quantized else float_twin(model)
+
+
+def _written(files: list[Path], record: ExportRecord) -> tuple[Path, ...]:
+    """The files of an export, including the one with large tensors, if there is one."""
+    return (*files, *([data_path(files[0])] if record.external else []))
 
 
 def _as_written(ledger: Ledger) -> str:

@@ -22,9 +22,9 @@ _CASTS = ("half", "bfloat16", "double")
 
 
 def precision_of(model: nn.Module) -> torch.dtype:
-    """The precision of a model's quantized weights, or of its half-precision parameters, if it is not float32."""
+    """The precision of a model's quantized weights, or of its other parameters, if one of them is not in float32."""
     kinds = [site.weight().dtype for site in weight_sites(model)]
-    kinds += [p.dtype for p in model.parameters() if p.dtype in _OTHERS[:2]]
+    kinds += [p.dtype for p in model.parameters()]
     return next((kind for kind in kinds if kind in _OTHERS), torch.float32)
 
 

@@ -3,9 +3,10 @@
 It is made while the file is written, returned by ``export`` and stored in the file; ``verify`` reads it.
 """
 
+import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -81,6 +82,7 @@ class ExportRecord:
         tensors: the quantized tensors.
         operators: the operators.
         external: whether its large tensors are in a second file.
+        making: what it was written with (see ``making.py``); None in files of older versions.
         schema: the version of this record.
     """
 
@@ -92,6 +94,7 @@ class ExportRecord:
     tensors: tuple[ExportedTensor, ...] = ()
     operators: tuple[ExportedOperator, ...] = ()
     external: bool = False
+    making: Mapping[str, Any] | None = None
     schema: int = SCHEMA
 
     def to_json(self) -> str:
@@ -137,6 +140,18 @@ def data_path(path: Path) -> Path:
     return path.with_name(f"{path.name}.data")
 
 
+def checksums_of(files: Iterable[Path]) -> tuple[str, ...]:
+    """The SHA-256 of files; empty for one that is not there."""
+    found = []
+    for path in files:
+        if not path.is_file():
+            found.append("")
+            continue
+        with path.open("rb") as file:
+            found.append(hashlib.file_digest(file, "sha256").hexdigest())
+    return tuple(found)
+
+
 @dataclass(frozen=True)
 class ExportedFile(os.PathLike[str]):
     """An exported file: a path, and the record that the file also contains.
@@ -147,11 +162,17 @@ class ExportedFile(os.PathLike[str]):
         path: where it is.
         record: what was written.
         files: everything that was written: the file, and what the format puts beside it.
+        checksums: of these files, as they were written.
     """
 
     path: Path
     record: ExportRecord = field(repr=False)
     files: tuple[Path, ...] = ()
+    checksums: tuple[str, ...] = ()
+
+    def is_unchanged(self) -> bool:
+        """Whether the files are still what was written."""
+        return bool(self.checksums) and self.checksums == checksums_of(self.files)
 
     @property
     def tensors(self) -> tuple[ExportedTensor, ...]:

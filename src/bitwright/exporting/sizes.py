@@ -4,6 +4,7 @@ import logging
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -97,7 +98,6 @@ class WishedSizes:
 
     Attributes:
         shapes: as the exporter expects them.
-        inputs: to export with, doubled along free sizes of one, which the exporter would treat as constant.
         names: the user's names for the sizes.
     """
 
@@ -105,11 +105,15 @@ class WishedSizes:
         self.names: Names = {}
         bound = bind_inputs(twin, inputs.args, inputs.kwargs)
         given = _by_argument(wished, list(bound))
-        shapes = {name: self._shape(value, given.get(name), name) for name, value in bound.items()}
-        self.shapes = by_parameter(twin, inputs, shapes)
-        doubled = {name: _doubled(value, shapes[name]) for name, value in bound.items()}
-        positional = list(doubled.values())[: len(inputs.args)]
-        self.inputs = Inputs(tuple(positional), dict(list(doubled.items())[len(inputs.args) :]))
+        self._shapes = {name: self._shape(value, given.get(name), name) for name, value in bound.items()}
+        self.shapes = by_parameter(twin, inputs, self._shapes)
+        self._bound, self._positional = bound, len(inputs.args)
+
+    @cached_property
+    def inputs(self) -> Inputs:
+        """What to export with: the inputs, doubled along free sizes of one, which the exporter would fix."""
+        doubled = [(name, _doubled(value, self._shapes[name])) for name, value in self._bound.items()]
+        return Inputs(tuple(value for _, value in doubled[: self._positional]), dict(doubled[self._positional :]))
 
     def _shape(self, value: Any, shape: Any, place: str) -> Any:
         if isinstance(value, Tensor):

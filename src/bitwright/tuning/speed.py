@@ -167,7 +167,7 @@ class _Search:
             return best
         try:
             proof = verify(
-                best.model, best.path, [best.batch], runtimes=[self._runtime.name], latency=False, progress=False
+                best.model, best.written, [best.batch], runtimes=[self._runtime.name], latency=False, progress=False
             )
             problem = "; ".join(proof.missed)
         except BitwrightError as error:

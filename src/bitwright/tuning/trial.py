@@ -17,7 +17,7 @@ from torch import nn
 from bitwright.backends import Backend
 from bitwright.bit_search.damage import Damage
 from bitwright.calibration import calibrate
-from bitwright.exporting import LoadedFile, export
+from bitwright.exporting import ExportedFile, LoadedFile, export
 from bitwright.exporting.formats.base import format_of
 from bitwright.preparation import ledger_of
 from bitwright.preparation.pipeline import prepare_resolved
@@ -52,17 +52,18 @@ class Source:
             return None
         with _without_warnings():
             calibrate(model, [self.example], progress=False)
-            path = self.folder / f"{len(list(self.folder.iterdir()))}.onnx"
-            export(model, path)
-        return Trial(model, recipe, path, tuple(left))
+            written = export(model, self.folder / f"{len(list(self.folder.iterdir()))}.onnx")
+        return Trial(model, recipe, written, tuple(left))
 
 
 class Trial:
     """One recipe, what it leaves float for speed, and its file."""
 
-    def __init__(self, model: nn.Module, recipe: Recipe, path: Path, left: tuple[LeftFloat, ...] = ()) -> None:
-        self.model, self.recipe, self.path, self.left = model, recipe, path, left
-        self.file: LoadedFile = format_of(path).read(path)
+    def __init__(
+        self, model: nn.Module, recipe: Recipe, written: ExportedFile, left: tuple[LeftFloat, ...] = ()
+    ) -> None:
+        self.model, self.recipe, self.written, self.left = model, recipe, written, left
+        self.file: LoadedFile = format_of(written.path).read(written.path)
         self.ledger = ledger_of(model)
 
     @cached_property

@@ -52,7 +52,7 @@ def check_file(
     """
     file, data = _read(path, batches)
     twin = file.float_twin()
-    none = dict.fromkeys(("largest", "uncompared", "output_local", "output_steps", "violations", "weights"))
+    none = dict.fromkeys(("largest", "uncompared", "output_local", "output_steps", "violations", "weights", "changes"))
     target = find_backend(backend) if backend is not None else None  # pyrefly: ignore
     demanded = {"violations": 0} if target is not None and target.constraints else {}
     bounds = Limits.parse({**none, **demanded, **(limits or {})})

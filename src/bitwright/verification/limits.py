@@ -12,7 +12,7 @@ from bitwright.verification.violation import Violation, violations_in_words
 class Limits:
     """Limits that a file must meet in every runtime; None sets no limit. What was not measured misses its limit.
 
-    The first six are the default: they say that the file does what the simulation does.
+    The first seven are the default: they say that the file does what the simulation does.
 
     Attributes:
         largest: largest gap of a quantized value, in steps, layer by layer from equal inputs. A value on a rounding
@@ -24,6 +24,8 @@ class Limits:
             at every quantizer does to it.
         violations: how many places may break constraints of the target; advice does not count.
         weights: largest gap of a stored weight, in steps. The file holds the very integers of the model.
+        changes: how many parts of the file, such as stored tensors and operators, may differ from what ``export``
+            writes for the model.
         output: largest difference of an output to the free-running simulation, as a share of its magnitude.
         coverage: minimum share of the executed operators in integers, from 0 to 1, by number.
         coverage_multiply_adds: the same by multiplications and additions.
@@ -37,6 +39,7 @@ class Limits:
     output_steps: float | None = 1.0
     violations: int | None = 0
     weights: int | None = 0
+    changes: int | None = 0
     output: float | None = None
     coverage: float | None = None
     coverage_multiply_adds: float | None = None
@@ -68,6 +71,14 @@ class Limits:
         """List all violations if there are more than allowed."""
         broken = [v for v in violations if not v.advice]
         return [] if self.violations is None or len(broken) <= self.violations else violations_in_words(broken)
+
+    def exceeded_by(self, changes: Sequence[str] | None, why: str) -> list[str]:
+        """Say what was changed in the file, if it is more than allowed, or why that is not known."""
+        if self.changes is None:
+            return []
+        if changes is None:
+            return [f"not compared with what export writes for this model: {why}"]
+        return [f"the file is not what export writes for this model: {few(changes)}"] * (len(changes) > self.changes)
 
     def missed_by(self, proof: RuntimeProof) -> list[str]:
         """Say which limits a runtime misses; one that crashes misses them all."""
@@ -128,9 +139,13 @@ NO_LIMITS = Limits(*[None] * len(fields(Limits)))
 
 
 def _not_compared(missing: Sequence[TensorCheck]) -> str:
-    names = ", ".join(f"{t.name} ({t.reason})" for t in missing[:3])
-    more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-    return f"{len(missing)} placed quantizers were not compared: {names}{more}"
+    named = few([f"{t.name} ({t.reason})" for t in missing])
+    return f"{len(missing)} placed quantizers were not compared: {named}"
+
+
+def few(found: Sequence[str]) -> str:
+    """The first of many, and how many more there are."""
+    return ", ".join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
 
 
 def _measured(check: OutputCheck, limit: str) -> float | None:

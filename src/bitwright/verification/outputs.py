@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bitwright.errors import VerifyError
+from bitwright.errors import VerifyError, useful_line
 from bitwright.graph import Inputs
 from bitwright.numerics import dequantize
 from bitwright.numerics.ranges import scale_and_zero_point
@@ -214,5 +214,4 @@ def simulate(model: nn.Module, inputs: Inputs) -> Any:  # noqa: ANN401
         with torch.no_grad():
             return inputs.run(model)
     except Exception as error:
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise VerifyError(f"the model refuses the batch {inputs}: {first}") from error
+        raise VerifyError(f"the model refuses the batch {inputs}: {useful_line(error)}") from error

@@ -21,6 +21,7 @@ from bitwright.modes import eval_mode
 from bitwright.preparation import Ledger, ledger_of
 from bitwright.progress import track
 from bitwright.quantizer import quantizers
+from bitwright.verification.changes import add_changes
 from bitwright.verification.constraints import View, constraints_of, violations_of
 from bitwright.verification.coverage import add_coverage
 from bitwright.verification.feeds import as_array, feeds_of
@@ -60,12 +61,13 @@ def verify(
 ) -> Proof:
     """Prove that an exported file does what the calibrated ``model`` simulates.
 
-    The file must have been exported from this very model in its current state. A file of another model, a changed file
-    and a model changed since then are refused.
+    The file must have been exported from this very model in its current state. A file of another model, a file with a
+    wrong checksum and a model changed since then are refused. ``proof.changes`` names what differs from the file that
+    ``export`` writes for the model.
 
     Args:
         model: the prepared and calibrated model that was exported.
-        path: the file.
+        path: the file. If it is what ``export`` returned and unchanged, it need not be written again to compare.
         batches: inputs as for ``calibrate``; at most 8 of them are used.
         runtimes: where to run the file. By default where the backend's target runs; the other runtimes that the backend
             names are tried too, and what they miss becomes a note. If no runtime here executes files for the target,
@@ -95,6 +97,7 @@ def verify(
         twin = file.float_twin()
         proof = Proof(str(source), file.size, twin.size, limits=bounds, notes=notes)
         add_violations(proof, ledger.backend, file)
+        add_changes(proof, model, file, record, path)
         for runtime in chosen:
             runtime.timeout = timeout
             asked = runtimes is not None or runtime is chosen[0]

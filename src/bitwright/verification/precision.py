@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from bitwright.exporting.precision import in_float32, inputs_in, precision_of
 from bitwright.graph import Inputs
 from bitwright.modes import eval_mode
+from bitwright.preparation import ledger_of
 from bitwright.verification.outputs import difference, magnitude, simulate, tensors_in
 
 
@@ -15,8 +16,9 @@ def in_files_precision(model: nn.Module, data: list[Inputs]) -> tuple[nn.Module,
     if kind is torch.float32:
         return model, data, []
     twin, single = in_float32(model), [inputs_in(inputs) for inputs in data]
+    taken = next((t.dtype for t in tensors_in(ledger_of(model).example) if t.is_floating_point()), kind)
     with eval_mode(model), eval_mode(twin):
-        pairs = [(simulate(twin, a), simulate(model, inputs_in(a, kind))) for a in single]
+        pairs = [(simulate(twin, a), simulate(model, inputs_in(a, taken))) for a in single]
     worst = max(
         (_apart(*both) for one, other in pairs for both in zip(tensors_in(one), tensors_in(other), strict=True))
     )

@@ -322,6 +322,7 @@ class Proof:
         notes: what else there is to know.
         constraints: what the target demands of files and was checked, by name, in words.
         violations: where the file breaks that; advice among them.
+        changes: what differs from the file that ``export`` writes for the model; None if that was not compared.
     """
 
     file: str
@@ -333,6 +334,7 @@ class Proof:
     notes: list[str] = field(default_factory=list)
     constraints: dict[str, str] = field(default_factory=dict)
     violations: list[Violation] = field(default_factory=list)
+    changes: list[str] | None = None
 
     @property
     def ok(self) -> bool | None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from bitwright.errors import BitwrightError, ConfigError, ExportError, VerifyError
+from bitwright.errors import BitwrightError, ConfigError, ExportError, VerifyError, useful_line
 from bitwright.exporting.bundles.ranges import Kind, Place, Range
 from bitwright.exporting.bundles.schema import problems, schema_named
 from bitwright.exporting.deploy import Deployment
@@ -165,10 +165,9 @@ class BundleFormat(ExportFormat):
         except BitwrightError:
             raise
         except Exception as error:  # the files contradict themselves in an unforeseen way
-            first = (str(error).strip().splitlines() or [""])[0]
+            why = f"{type(error).__name__}: {useful_line(error)}"
             raise VerifyError(
-                f"{str(file.path)!r} and the files beside it do not match ({type(error).__name__}: {first}); "
-                "export again"
+                f"{str(file.path)!r} and the files beside it do not match ({why}); export again"
             ) from error
         return BundleFile(file, joined, [file.path, *beside])
 

@@ -146,6 +146,13 @@ class LoadedFile(ABC):
     def constant(self, tensor: str) -> np.ndarray | None:
         """The values of a stored tensor; None if the file stores no such tensor."""
 
+    def contents(self) -> dict[str, str] | None:
+        """Digests of all that decides what the file computes, by what it is; None if the format cannot tell.
+
+        Two files of one model, written alike by the same versions, have equal contents.
+        """
+        return None
+
     def with_quantizers(self) -> Any:
         """The model as ONNX with each quantizer as an operator; None for a format that is not ONNX."""
         return None

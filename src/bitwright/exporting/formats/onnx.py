@@ -1,12 +1,14 @@
 """ONNX with QuantizeLinear and DequantizeLinear: through ``torch.onnx.export``, then named after the user's model."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar
 
-from bitwright.errors import ExportError, VerifyError, suggest
+from bitwright.errors import ExportError, VerifyError, suggest, useful_line
 from bitwright.exporting.deploy import Deployment
 from bitwright.exporting.fingerprint import fingerprint
 from bitwright.exporting.formats.base import FORMATS, ExportFormat, ExportOptions, LoadedFile, register_format
+from bitwright.exporting.making import Making
 from bitwright.exporting.parts import parts_of
 from bitwright.exporting.record import ExportRecord
 from bitwright.graph import Inputs
@@ -94,6 +96,7 @@ def build(deployment: Deployment, inputs: Inputs, options: ExportOptions, format
         inputs=arguments,
         tensors=tuple(w.entry() for w in witnesses),
         operators=tuple(operators),
+        making=asdict(Making.of(twin, inputs, options, FORMATS.get(format).packages)),
     )
     proto = ir.to_proto(model)
     check_valid(proto, "the exported file")
@@ -109,7 +112,7 @@ def check_valid(model: Any, what: str) -> None:
     try:
         onnx.checker.check_model(outline(model), full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
-        raise ExportError(f"{what} is not valid ONNX: {str(error).strip().splitlines()[0]}") from error
+        raise ExportError(f"{what} is not valid ONNX: {useful_line(error)}") from error
 
 
 def _is_text(value: Any) -> bool:

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from torch import nn
 
-from bitwright.errors import ConfigError, ExportError
+from bitwright.errors import ConfigError, ExportError, useful_line
 from bitwright.exporting.deploy import Deployment
 from bitwright.exporting.formats.base import ExportFormat, ExportOptions, LoadedFile, register_format
 from bitwright.exporting.formats.onnx import build
@@ -41,8 +41,7 @@ class OpenVinoFormat(ExportFormat):
         try:
             model = openvino.Core().read_model(proto.SerializeToString())
         except Exception as error:
-            last = (str(error).strip().splitlines() or [""])[-1]
-            raise ExportError(f"OpenVINO cannot convert the model: {last}") from error
+            raise ExportError(f"OpenVINO cannot convert the model: {useful_line(error)}") from error
         source = OnnxFile(target, proto, record)
         nodes = [astuple(node) for node in source.nodes()]
         origin = {"inputs": source.inputs, "outputs": source.outputs, "nodes": nodes}

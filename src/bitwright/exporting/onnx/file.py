@@ -8,8 +8,10 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from bitwright.errors import VerifyError
+from bitwright.errors import VerifyError, useful_line
+from bitwright.exporting.contents import Contents
 from bitwright.exporting.formats.base import FileNode, LoadedFile
+from bitwright.exporting.onnx.contents import add_contents
 from bitwright.exporting.onnx.external import outline, shipped, stored_bytes
 from bitwright.exporting.onnx.plain_lstm import DYNAMIC, plain_lstm
 from bitwright.exporting.onnx.seal import DATA, RECORD, check_data, check_seal
@@ -70,8 +72,8 @@ class OnnxFile(LoadedFile):
         except VerifyError as error:
             raise VerifyError(f"{str(path)!r} cannot be trusted: {error}") from error
         except Exception as error:
-            first = str(error).strip().partition("\n")[0]
-            raise VerifyError(f"{str(path)!r} is not an ONNX file: {type(error).__name__}: {first}") from error
+            why = f"{type(error).__name__}: {useful_line(error)}"
+            raise VerifyError(f"{str(path)!r} is not an ONNX file: {why}") from error
         return cls(path, proto, record, size)
 
     def shipped(self) -> dict[str, bytes]:
@@ -117,6 +119,12 @@ class OnnxFile(LoadedFile):
             return None
         values = numpy_helper.to_array(found)
         return values.astype(_IN_BYTES[values.dtype.name]) if values.dtype.name in _IN_BYTES else values
+
+    def contents(self) -> dict[str, str]:
+        """Digests of its operators, its tensors, and all else."""
+        found = Contents()
+        add_contents(self.proto, found)
+        return found.digests
 
     def with_quantizers(self) -> onnx.ModelProto:
         return self.proto

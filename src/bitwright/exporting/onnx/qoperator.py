@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from bitwright.errors import ExportError, VerifyError
+from bitwright.errors import ExportError, VerifyError, useful_line
 from bitwright.exporting.onnx.external import shipped
 from bitwright.exporting.onnx.file import OnnxFile
 from bitwright.files import scratch_folder
@@ -37,10 +37,8 @@ def join_quantizers(proto: onnx.ModelProto) -> onnx.ModelProto:
             main = str(folder / next(iter(parts)))
             onnxruntime.InferenceSession(main, options, providers=["CPUExecutionProvider"])
         except Exception as error:
-            first = str(error).strip().partition("\n")[0]
-            raise ExportError(
-                f"onnxruntime cannot fuse this model's operators with their quantizers: {first}"
-            ) from error
+            why = useful_line(error)
+            raise ExportError(f"onnxruntime cannot fuse this model's operators with their quantizers: {why}") from error
         joined = onnx.load(saved)
     used = {node.domain for node in joined.graph.node} | {""}
     kept = [entry for entry in joined.opset_import if entry.domain in used]

@@ -1,15 +1,17 @@
 """Build a program of ``torch.export`` from a deployed model, and its record."""
 
 from collections import Counter
+from dataclasses import asdict
 from typing import Any
 
 import torch
 from torch import fx, nn
 
-from bitwright.errors import ExportError
+from bitwright.errors import ExportError, useful_line
 from bitwright.exporting.deploy import Deployment, Origin
 from bitwright.exporting.fingerprint import fingerprint
 from bitwright.exporting.formats.base import ExportOptions
+from bitwright.exporting.making import Making
 from bitwright.exporting.parts import IntegerTensor, parts_of
 from bitwright.exporting.record import NOT_CALLED, ExportedOperator, ExportedTensor, ExportRecord
 from bitwright.exporting.sizes import Sizes, WishedSizes
@@ -44,6 +46,7 @@ def build(deployment: Deployment, inputs: Inputs, options: ExportOptions, format
         inputs=arguments,
         tensors=tuple(tensors),
         operators=tuple(o for o in origins if o.name),
+        making=asdict(Making.of(twin, inputs, options, ())),
     )
     nodes = [(n.name, kind_of(n), [i.name for i in n.all_input_nodes], [n.name]) for n, _ in called]
     count = len([spec for spec in program.graph_signature.output_specs if spec.kind.name == "USER_OUTPUT"])
@@ -114,8 +117,7 @@ def _export(twin: nn.Module, inputs: Inputs, wished: Any) -> Any:
     try:
         return _program(twin, inputs if given is None else given.inputs, None if given is None else given.shapes)
     except Exception as error:
-        first = (str(error).strip().splitlines() or [""])[0]
-        raise ExportError(f"torch.export refused the model: {type(error).__name__}: {first}") from error
+        raise ExportError(f"torch.export refused the model: {type(error).__name__}: {useful_line(error)}") from error
 
 
 def _program(twin: nn.Module, inputs: Inputs, shapes: Any) -> Any:

@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch import fx
 
-from bitwright.errors import VerifyError
+from bitwright.errors import VerifyError, useful_line
+from bitwright.exporting.contents import Contents
 from bitwright.exporting.formats.base import FileNode, LoadedFile
 from bitwright.exporting.record import ExportRecord
 from bitwright.files import atomic_write
@@ -22,6 +23,7 @@ from bitwright.torch_internals import decomposed_quantizers
 
 RECORD, ORIGIN, SEAL = "bitwright.record", "bitwright.origin", "bitwright.checksum"
 _UNSEALED = (f"extra/{SEAL}", ".data/serialization_id")  # the second is torch's own checksum, of the first as well
+_ORIGINS = ("stack_trace", "from_node")  # of nodes: lines of Python, and numbers of objects in memory
 _WORK = {"conv1d": 2, "conv2d": 2, "conv3d": 2, "conv_transpose1d": 0, "conv_transpose2d": 0, "linear": 1, "matmul": 1}
 
 
@@ -112,6 +114,17 @@ class ProgramFile(LoadedFile):
         """The archive, and what to do with it."""
         return {"model.pt2": self.content, "how.json": json.dumps(self.how).encode()}
 
+    def contents(self) -> dict[str, str]:
+        """Digests of the program, without where its lines come from, and of its tensors."""
+        found, archive = Contents(), zipfile.ZipFile(io.BytesIO(self.content))
+        for name in archive.namelist():
+            content = archive.read(name)
+            if name.endswith("models/model.json"):
+                _add_program(json.loads(content), found)
+            elif not name.endswith((*_UNSEALED, f"extra/{RECORD}")) and "/sample_inputs/" not in name:
+                found.add(f"the member {name}", content)
+        return found.digests
+
     def watching(self, tensors: Iterable[str]) -> "ProgramFile":
         known = {node.name for node in self.nodes()}
         watch = [name for name in dict.fromkeys(tensors) if name in known]
@@ -138,9 +151,15 @@ class ProgramFile(LoadedFile):
         return None if found is None else found.numpy()
 
 
+def _add_program(program: dict[str, Any], found: Contents) -> None:
+    for node in program["graph_module"]["graph"].pop("nodes"):
+        node["metadata"] = {k: v for k, v in node["metadata"].items() if k not in _ORIGINS}
+        found.add(f"the operator {node.get('name') or node['target']}", json.dumps(node, sort_keys=True))
+    found.add("the rest of the program", json.dumps(program, sort_keys=True))
+
+
 def _not_whole(path: Path, error: Exception) -> VerifyError:
-    first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    return VerifyError(f"{str(path)!r} is not a complete program of torch.export: {first}")
+    return VerifyError(f"{str(path)!r} is not a complete program of torch.export: {useful_line(error)}")
 
 
 class _Counter(fx.Interpreter):

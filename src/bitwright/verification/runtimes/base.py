@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from bitwright.errors import BitwrightError, MissingExtraError, VerifyError
+from bitwright.errors import BitwrightError, MissingExtraError, VerifyError, useful_line
 from bitwright.files import scratch_folder
 from bitwright.registry import Registry
 from bitwright.verification.isolation.child import Child, RuntimeDied, child_of
@@ -208,8 +208,8 @@ class Runtime(ABC):
             raise VerifyError(f"{self.name} {what}: {self.words_of(error)}") from error
 
     def words_of(self, error: Exception) -> str:
-        """The most informative line of an error: the first."""
-        return (str(error).strip().splitlines() or [type(error).__name__])[0]
+        """The line of an error that says what is wrong."""
+        return useful_line(error)
 
     def default_precision(self) -> str:
         """The default precision of float parts in this runtime on this machine; empty for float32."""

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 _INTEGER = re.compile(r"QLinear\w+|QGemm|MatMulInteger\w*|ConvInteger|DynamicQuantize(?:MatMul|LSTM)|QAttention")
 _BYTES = {"int8", "uint8", "int4", "uint4"}
+_NO_KERNEL = "Could not find an implementation for"
+_HINT = "; it has no kernel for these types: if they are float64, let the model compute in float32 there"
 _FLOATS = {"float", "double", "float16", "bfloat16"}
 
 
@@ -77,6 +79,10 @@ class OnnxRuntime(Runtime):
             optimized = onnx.load(str(saved), load_external_data=False)
         sources = _Sources(file.proto, optimized)
         return [_executed(event, sources) for event in _best_run(events)]
+
+    def words_of(self, error: Exception) -> str:
+        words = super().words_of(error)
+        return words if _NO_KERNEL not in words or _HINT in words else f"{words}{_HINT}"
 
     def _options(self, threads: int) -> Any:  # noqa: ANN401
         import onnxruntime

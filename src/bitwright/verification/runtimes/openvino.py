@@ -88,10 +88,6 @@ class OpenVino(Runtime):
         name = hint.get_type_name() if hasattr(hint, "get_type_name") else str(hint)
         return "" if name in ("f32", "dynamic", "") else name
 
-    def words_of(self, error: Exception) -> str:
-        """The last line; those before say where in OpenVINO it happened."""
-        return (str(error).strip().splitlines() or [type(error).__name__])[-1]
-
     def _compile(self, file: "OnnxFile", settings: dict[str, Any], threads: int) -> Any:  # noqa: ANN401
         import openvino
 
