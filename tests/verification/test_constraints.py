@@ -350,7 +350,7 @@ def test_violation_spoils_the_proof_and_is_told(tmp_path: Path) -> None:
     allowed = proven(model, x, tmp_path, limits={"violations": None})
     assert (allowed.ok, allowed.violations) == (True, proof.violations)
     assert f"VIOLATED: {broken}" in str(allowed)
-    four = dict.fromkeys(("largest", "uncompared", "output_local", "output_steps", "weights"))
+    four = dict.fromkeys(("largest", "uncompared", "output_local", "output_steps", "weights", "changes"))
     for limits in (None, four):
         unjudged = proven(model, x, tmp_path, limits=limits)
         assert (unjudged.ok, unjudged.missed, unjudged.violations) == (None, [], proof.violations)
