@@ -72,7 +72,7 @@ def test_another_model(folder):
         def forward(self, x):
             return super().forward(x).relu()
 
-    with pytest.raises(SaveError, match=r"holds a Small that differs from what this model becomes.*relu"):
+    with pytest.raises(SaveError, match=r"holds a Small that differs from what this Other becomes.*relu"):
         bw.load(folder, Other)
     with pytest.raises(SaveError, match=r"the Linear given cannot be prepared as the saved Small was.*float32"):
         bw.load(folder, nn.Linear(3, 3))

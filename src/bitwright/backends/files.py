@@ -7,7 +7,7 @@ from typing import Any
 from bitwright.backends.base import Backend, merged, validated
 from bitwright.errors import ConfigError
 from bitwright.registry import Registry
-from bitwright.validation import read_data
+from bitwright.validation import read_data, shown
 
 BACKENDS: Registry[Backend] = Registry("backend")
 _FILES = (".yaml", ".yml", ".json")
@@ -36,7 +36,7 @@ def find_backend(source: Mapping[str, Any] | str | Path | Backend) -> Backend:
     if isinstance(source, Backend):
         return source
     if not isinstance(source, str | Path):
-        raise ConfigError(f"backend must be a name or a Backend, not {source!r}")
+        raise ConfigError(f"backend must be a name or a Backend, not {shown(source)}")
     if Path(source).suffix.lower() in _FILES:
         return load_backend(source)
     folded = str(source).lower().replace("-", "_")

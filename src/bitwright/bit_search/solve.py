@@ -7,6 +7,7 @@ import numpy as np
 
 from bitwright.errors import ConfigError, require
 
+_UNITS = {"size": " bytes", "latency": " s"}
 Table = Sequence[Sequence[float]]
 """For each layer, a number for each of its options."""
 
@@ -34,7 +35,10 @@ def choose(
     for name, table, limit in limits:
         least = sum(map(min, table))
         if least > limit and name != paired:
-            raise ConfigError(f"no choice of bits keeps {name} at {limit:.6g}: the least possible is {least:.6g}")
+            unit = _UNITS.get(name, "")
+            raise ConfigError(
+                f"no choice of bits keeps {name} at {limit:.6g}{unit}: the least possible is {least:.6g}{unit}"
+            )
         numbers, scale = _scaled(table, together if name == paired else none)
         constraints.append(optimize.LinearConstraint(numbers[None, :], -np.inf, limit / scale))
     flat, _ = _scaled(costs, none if paired else together)

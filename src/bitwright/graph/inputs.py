@@ -6,9 +6,11 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
+from bitwright.errors import shortened
 from bitwright.graph.capture.failures import boundary, call_model
 from bitwright.graph.capture.nesting import tensors_in
 
@@ -129,4 +131,6 @@ def caller(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
 def _describe(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
-    return type(value).__name__ if isinstance(value, Mapping | tuple | list) else repr(value)
+    if isinstance(value, np.ndarray):
+        return f"a NumPy array, not a tensor, of {value.dtype}{list(value.shape)}"
+    return type(value).__name__ if isinstance(value, Mapping | tuple | list) else shortened(repr(value), 60)

@@ -200,5 +200,7 @@ def ledger_of(model: nn.Module) -> Ledger:
             "to the function that prepared it"
         )
     if not is_prepared(model):
-        raise ConfigError(f"this {type(model).__name__} was not made by bitwright.prepare")
+        raise ConfigError(
+            f"this {type(model).__name__} was not made by bitwright.prepare: give what prepare(model, inputs) returns"
+        )
     return model.__dict__["bitwright_ledger"]

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from bitwright.backends import Backend, find_backend
 from bitwright.errors import BitwrightError, ConfigError, SaveError, SaveWarning, shortened
 from bitwright.graph.capture.failures import frames_to_user
+from bitwright.graph.model import users_class
 from bitwright.mapped_weights import map_weights
 from bitwright.module_swap import swap_modules
 from bitwright.nn.norm import freeze_batchnorm, unfreeze_batchnorm
@@ -239,8 +240,9 @@ def _restore(made: nn.Module, manifest: Manifest, saved: dict[str, Tensor], fold
         put(saved, own, list(manifest.channels_last))
     parted = differences(list(manifest.structure), structure(made))
     if parted or problems:
+        given = users_class(made).__name__
         raise SaveError(
-            f"{str(folder)!r} holds a {manifest.model} that differs from what this model becomes: "
+            f"{str(folder)!r} holds a {manifest.model} that differs from what this {given} becomes: "
             + "; ".join([*parted, *problems[:5], *_changes(made, manifest)])
         )
     for name, record in manifest.quantizers.items():

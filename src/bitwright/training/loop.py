@@ -119,6 +119,8 @@ def train(
         progress: show a progress bar; by default only on a terminal.
     """
     _check(model, epochs, distill, teacher)
+    if not callable(loss):
+        raise ConfigError(f"loss must be a function such as torch.nn.functional.cross_entropy, not {loss!r}")
     for name, value in (("lr", lr), ("scale_lr", scale_lr), ("weight_decay", weight_decay), ("dampening", dampening)):
         if value is not None and not 0.0 <= value < math.inf:
             raise ConfigError(f"{name} must be a finite number of at least 0, not {value!r}")

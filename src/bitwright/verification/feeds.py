@@ -17,7 +17,8 @@ def feeds_of(model: nn.Module, file: LoadedFile, inputs: Inputs) -> dict[str, np
     named = flat_inputs(model, inputs)
     wanted = file.record.inputs if file.record is not None else ()
     if len(wanted) != len(file.inputs) or any(n not in named for n in wanted):
-        raise VerifyError(f"the file takes {list(wanted)} as {file.inputs}, but the batch has {list(named)}")
+        taken = ", ".join(wanted or file.inputs) or "no input"
+        raise VerifyError(f"the file takes {taken}, and the batch is {inputs}")
     return {name: as_array(named[argument]) for name, argument in zip(file.inputs, wanted, strict=True)}
 
 

@@ -151,7 +151,7 @@ def test_what_is_not_a_module():
         bw.prepare(lambda x: x, torch.ones(1))
     with pytest.raises(ConfigError, match=r"the model must be a torch.nn.Module, not str"):
         bw.prepare("resnet18", torch.ones(1))
-    with pytest.raises(ConfigError, match=r"the model must be a torch.nn.Module, not type"):
+    with pytest.raises(ConfigError, match=r"the model must be a torch.nn.Module, not the class ReLU: create one"):
         bw.prepare(nn.ReLU, torch.ones(1))
 
 

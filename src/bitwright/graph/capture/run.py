@@ -79,7 +79,8 @@ def capture_model(
         concrete_args: arguments of forward that are fixed: part of the program, not inputs of the graph.
     """
     if not isinstance(model, nn.Module):
-        raise ConfigError(f"the model must be a torch.nn.Module, not {type(model).__name__}")
+        given = f"the class {model.__name__}: create one" if isinstance(model, type) else type(model).__name__
+        raise ConfigError(f"the model must be a torch.nn.Module, not {given}")
     if isinstance(model, torch.jit.ScriptModule):
         raise ConfigError(
             f"the model is a TorchScript {type(model).__name__}, whose code cannot be captured: give the nn.Module "
@@ -172,8 +173,11 @@ class _Capturing:
         try:
             return self._call(root, self.inputs)
         except Exception as error:
+            numbers = self.inputs.args and all(isinstance(value, int) for value in self.inputs.args)
+            hint = f"; if that is a shape, give torch.randn{self.inputs}" if numbers else ""
             raise ConfigError(
-                f"{type(root).__name__} does not take the example inputs {self.inputs}: {type(error).__name__}: {error}"
+                f"{type(root).__name__} does not take the example inputs {self.inputs}: {type(error).__name__}: "
+                f"{error}{hint}"
             ) from error
 
     def _call(self, model: nn.Module, inputs: Inputs) -> Any:
