@@ -57,6 +57,14 @@ def _pads_wrongly(node: fx.Node) -> str | None:
     return "OpenVINO pads in float along a single dimension" if padded == 1 else None
 
 
+def _shuffles_wrongly(node: fx.Node) -> str | None:
+    """OpenVINO (2026.4) gives each joined channel a zero point, and refuses to move those into pixels."""
+    source = node.all_input_nodes[0]
+    while (operator := _operator(source)) is not None and operator.carries_scale(source, _module(source)):
+        source = source.all_input_nodes[0]
+    return "OpenVINO shuffles joined tensors in float" if operator is not None and operator.name == "cat" else None
+
+
 def _counts_padding(node: fx.Node) -> str | None:
     """OpenVINO (2026.4) averages quantized tensors as if the padding held their zero point.
 
@@ -170,11 +178,13 @@ OPENVINO = register_backend(
                 "conv_transpose?d": _transposes_wrongly,
                 "add": _adds_a_constant,
                 "pad": _pads_wrongly,
+                "pixel_shuffle": _shuffles_wrongly,
                 "avg_pool?d": _counts_padding,
                 "adaptive_avg_pool1d": _averages_wrongly,
             },
             "share_inputs": ("cat",),
             "float_apart": True,
+            "moves_scales": True,
             "dynamic_lstm": False,
             "split_activations": False,
             "norms_as_convolutions": False,

@@ -147,6 +147,9 @@ class OperatorRules(Strict):
     float_apart: bool = False
     """Whether files keep OpenVINO from computing other values, by guards around what stays float, as it moves scales
     into that, and after what it would scale twice, round or clip, and by how biases and weights are written."""
+    moves_scales: bool = False
+    """Whether the target passes on the scale of a quantized tensor through what moves it and into norms, so that files
+    have no quantizers there."""
     transposed_as_convolutions: bool = False
     """Whether files write transposed convolutions as convolutions with the same values, interleaved afterwards."""
     dynamic_lstm: bool = False

@@ -75,7 +75,8 @@ def _misled(tensor: fx.Node, modules: Modules) -> Iterator[fx.Node]:
         elif constants:
             wrong = decision_on(user) is not None
         else:
-            wrong = (scaled and _stays_float(user, modules)) or (layer and _has_constants(user, modules))
+            apart = scaled and _stays_float(user, modules) and not _joins_quantizer(user, modules)
+            wrong = apart or (layer and _has_constants(user, modules))
             wrong = wrong or (_is_linear(tensor) and _resizes(user, modules))
         if wrong:
             yield user
@@ -127,6 +128,16 @@ def _has_constants(node: fx.Node, modules: Modules) -> bool:
     if operator.name == "batch_norm":
         return True
     return operator.name in ("add", "sub", "mul", "div") and any(not _is_computed(a) for a in node.args[:2])
+
+
+def _joins_quantizer(node: fx.Node, modules: Modules) -> bool:
+    """Whether OpenVINO makes a norm part of the quantizer after it, which takes each channel's limits in order."""
+    norm = _module(node, modules)
+    if not isinstance(norm, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d) or norm.running_var is None:
+        return False
+    after = [_module(user, modules) for user in node.users]
+    rising = norm.weight is None or bool((norm.weight > 0).all())
+    return rising and len(after) == 1 and isinstance(after[0], TensorQuantizer)
 
 
 def _is_computed(operand: object) -> bool:

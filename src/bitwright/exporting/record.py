@@ -16,8 +16,9 @@ from bitwright.exporting.fingerprint import Fingerprint
 
 SCHEMA = 1
 
-# Why a file has no tensor for a quantizer; for the first two reasons it needs none.
+# Why a file has no tensor for a quantizer; except for the last reason it needs none.
 CONSTANT = "its tensor is a constant: the file stores the result"
+REPEATED = "its values are those of the quantizers before it, in the same steps"
 UNREAD = "nothing in the file reads its tensor"
 NOT_CALLED = "the model did not call it when it was exported"
 
@@ -51,7 +52,7 @@ class ExportedTensor:
     @property
     def excused(self) -> bool:
         """Whether the file needs no such tensor."""
-        return self.reason in (CONSTANT, UNREAD)
+        return self.reason in (CONSTANT, REPEATED, UNREAD)
 
 
 @dataclass(frozen=True)

@@ -60,6 +60,7 @@ def build(deployment: Deployment, inputs: Inputs, options: ExportOptions, format
     from bitwright.exporting.onnx.opset import RICH, opset_for
     from bitwright.exporting.onnx.program import export_program
     from bitwright.exporting.onnx.quiet import quiet_exporter
+    from bitwright.exporting.onnx.scales import drop_repeated, offset_norms
     from bitwright.exporting.onnx.witness import optimize
 
     twin, origins = deployment.model, deployment.origins
@@ -79,6 +80,9 @@ def build(deployment: Deployment, inputs: Inputs, options: ExportOptions, format
     if deployment.rules.float_apart:
         add_biases(model)
         separate_weights(model)
+    if deployment.rules.moves_scales:
+        drop_repeated(model, witnesses)
+        offset_norms(model)
     name = twin.__class__.__name__
     arguments = _arguments(model.graph, list(flat_inputs(twin, inputs)))
     name_inputs(model.graph, options.input_names)
