@@ -1,6 +1,6 @@
 """Arguments of operators in files: every branch of a net gives what the simulation does, in both runtimes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -73,7 +73,35 @@ class Attentions(nn.Module):
             F.scaled_dot_product_attention(q, k, v, self.mask),
             F.scaled_dot_product_attention(q, k, v, bias),
             F.scaled_dot_product_attention(q[0], k[0], v[0], bias[0]),
+            *self.by_window(q, k, v),
         ]
+
+    def by_window(self, *tensors: Tensor) -> Iterator[Tensor]:
+        """Attention on (samples, windows, heads, length, features)."""
+        q, k, v = (x.unflatten(1, (2, 3)).unflatten(-1, (2, 4)).transpose(-3, -2) for x in tensors)
+        bias = q.mean(-1, keepdim=True)
+        yield F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        yield F.scaled_dot_product_attention(q, k, v, bias, scale=0.7)
+        yield F.scaled_dot_product_attention(q, k[:, :1], v[:, 1:], bias[0])
+        yield F.scaled_dot_product_attention(q[:1, :1], k, v, self.mask[:3, :3])
+
+
+class NormAfterWindows(nn.Module):
+    """A float norm after a reshape to sizes of which runtimes cannot follow one."""
+
+    def __init__(self, channels: int = 32) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(3, channels, 1), nn.BatchNorm2d(channels)
+        self.norm.running_mean.normal_()
+        self.norm.running_var.uniform_(0.2, 2.0)
+        self.last = nn.Conv2d(channels, 16, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x).tanh()
+        batch, channels, height, width = y.shape
+        windows = y.reshape(batch, channels, height // 2, 2, width // 2, 2).permute(0, 1, 3, 5, 2, 4)
+        z = windows.reshape(batch, channels, 2 * (height // 2), 2 * (width // 2))
+        return self.last(self.norm(z).relu())
 
 
 POOLS: dict[str, tuple[int, list[Branch]]] = {
@@ -144,6 +172,12 @@ def test_scales_and_limits_are_applied_once_and_along_their_axis(net: type, back
 def test_attention_of_any_rank_is_in_the_file(backend: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     prove(Attentions(), torch.randn(2, 6, 8), backend, tmp_path / "net.onnx")
+
+
+@pytest.mark.parametrize("backend", ["onnxruntime", "openvino"])
+def test_norms_after_computed_sizes_use_their_own_channels(backend: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    prove(NormAfterWindows(), torch.randn(2, 3, 8, 6), backend, tmp_path / "net.onnx")
 
 
 @pytest.mark.parametrize("approximate", ["none", "tanh"])

@@ -19,6 +19,7 @@ _CLASSIFIERS: list[tuple[str, str, int]] = [
     ("mobilenet_v3_large", "depthwise cnn", 96),
     ("resnext50_32x4d", "cnn", 96),
     ("wide_resnet50_2", "cnn", 96),
+    ("efficientnet_v2_s", "depthwise cnn", 96),
 ]
 
 
@@ -79,8 +80,56 @@ def _video(name: str, settings: Mapping[str, Any]) -> nn.Module:
     return _classifier(name, **settings)
 
 
-def _clip(batch: int) -> Tensor:
-    return torch.stack([image(batch, 56) for _ in range(8)], dim=2)
+def _s3d() -> nn.Module:
+    net = _classifier("s3d")
+    net.avgpool = nn.AdaptiveAvgPool3d(1)  # the published one takes clips of 16 frames of 224 pixels
+    return net
+
+
+def _swin3d() -> nn.Module:
+    from torchvision.models.video.swin_transformer import PatchEmbed3d, SwinTransformer3d
+
+    return SwinTransformer3d(
+        [2, 4, 4], 48, [2, 2], [3, 6], [4, 4, 4], norm_layer=nn.LayerNorm, patch_embed=PatchEmbed3d
+    )
+
+
+def _mvit_video() -> nn.Module:
+    from torchvision.models.video.mvit import MSBlockConfig, MViT
+
+    blocks = [
+        MSBlockConfig(1, 48, 48, [3, 3, 3], [3, 3, 3], [1, 1, 1], [1, 4, 4]),
+        MSBlockConfig(2, 48, 96, [3, 3, 3], [3, 3, 3], [1, 2, 2], [1, 2, 2]),
+        MSBlockConfig(2, 96, 96, [3, 3, 3], [3, 3, 3], [1, 1, 1], [1, 2, 2]),
+    ]
+    return MViT((56, 56), 8, blocks, True, True, True, True)
+
+
+def _maxvit() -> nn.Module:
+    from torchvision.models import MaxVit
+
+    return MaxVit((128, 128), 32, 4, [32, 64, 128], [1, 1, 1], 16, 0.0)
+
+
+def _clip(batch: int, size: int = 56) -> Tensor:
+    return torch.stack([image(batch, size) for _ in range(8)], dim=2)
+
+
+class Flow(nn.Module):
+    """An optical flow net with two refinements, which returns the last flow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = _classifier("raft_small")
+
+    def forward(self, image1: Tensor, image2: Tensor) -> Tensor:
+        """Where each pixel moves."""
+        return self.net(image1, image2, num_flow_updates=2)[-1]
+
+
+def _two_images(batch: int) -> dict[str, Tensor]:
+    first = image(batch, 128)
+    return {"image1": first, "image2": first.roll((2, -3), (2, 3))}
 
 
 def _square(name: str, kind: str, build: Any, size: int) -> Family:  # noqa: ANN401
@@ -95,5 +144,17 @@ FAMILIES += [
     _square("lraspp_mobilenet", "segmentation", partial(_segmentation, "lraspp_mobilenet_v3_large"), 128),
     _square("ssdlite320", "detection", partial(_detector, "ssdlite320_mobilenet_v3_large"), 320),
     _square("faster_rcnn_rpn", "detection", partial(_detector, "fasterrcnn_mobilenet_v3_large_320_fpn"), 160),
+    _square("fcn_resnet50", "segmentation", partial(_segmentation, "fcn_resnet50"), 96),
+    _square("deeplabv3_resnet50", "segmentation", partial(_segmentation, "deeplabv3_resnet50"), 96),
+    _square("retinanet", "detection", partial(_detector, "retinanet_resnet50_fpn"), 128),
+    _square("fcos", "detection", partial(_detector, "fcos_resnet50_fpn"), 128),
+    _square("ssd300_vgg16", "detection", partial(_detector, "ssd300_vgg16"), 300),
+    _square("maxvit", "vision transformer", _maxvit, 128),
     Family("r3d_18", "torchvision", "video", partial(_video, "r3d_18", {}), _clip),
+    Family("mc3_18", "torchvision", "video", partial(_video, "mc3_18", {}), _clip),
+    Family("r2plus1d_18", "torchvision", "video", partial(_video, "r2plus1d_18", {}), _clip),
+    Family("s3d", "torchvision", "video", _s3d, partial(_clip, size=64)),
+    Family("swin3d", "torchvision", "video", _swin3d, _clip),
+    Family("mvit_video", "torchvision", "video", _mvit_video, _clip),
+    Family("raft_small", "torchvision", "optical flow", Flow, _two_images),
 ]

@@ -52,6 +52,7 @@ def build(deployment: Deployment, inputs: Inputs, options: ExportOptions, format
         keep_results,
         scale_results,
         separate_weights,
+        state_sizes,
         transpose_for_each_reader,
     )
     from bitwright.exporting.onnx.half import store_half
@@ -80,6 +81,7 @@ def build(deployment: Deployment, inputs: Inputs, options: ExportOptions, format
     if deployment.rules.float_apart:
         add_biases(model)
         separate_weights(model)
+        state_sizes(model)
     if deployment.rules.moves_scales:
         drop_repeated(model, witnesses)
         offset_norms(model)

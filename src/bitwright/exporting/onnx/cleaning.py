@@ -135,6 +135,30 @@ def add_biases(model: Any) -> None:
         model.graph.insert_after(node, [axes, spread, total])
 
 
+def state_sizes(model: Any) -> None:
+    """After a reshape to computed sizes, state those that are known, in a second reshape.
+
+    OpenVINO (2026.4) knows none of the sizes if it cannot follow how one of them is computed. Where it does not know
+    the number of channels, it quantizes with other channels' ranges.
+    """
+    for node in [n for n in model.graph if n.op_type == "Reshape" and not _is_stored(n.inputs[1])]:
+        result = node.outputs[0]
+        known = [] if result.shape is None else [size if isinstance(size, int) else 0 for size in result.shape]
+        if not any(known):
+            continue
+        sizes = ir.node("Constant", [], {"value": ir.tensor(known)}, metadata_props=dict(node.metadata_props))
+        same = ir.node("Reshape", [result, sizes.outputs[0]], metadata_props=dict(node.metadata_props))  # 0: unchanged
+        same.outputs[0].shape, same.outputs[0].type = result.shape, result.type
+        ir.convenience.replace_all_uses_with(result, same.outputs[0], replace_graph_outputs=True)
+        same.replace_input_with(0, result)
+        model.graph.insert_after(node, [sizes, same])
+
+
+def _is_stored(value: Any) -> bool:
+    maker = value.producer()
+    return value.const_value is not None or (maker is not None and maker.op_type == "Constant")
+
+
 def separate_weights(model: Any) -> None:
     """Store another copy of the weight for a layer that shares weight and input with another.
 

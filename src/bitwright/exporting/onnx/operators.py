@@ -114,17 +114,43 @@ def _conv3d(x: Any, weight: Any, bias: Any = None, *settings: Any, **named: Any)
 
 
 def _attention(op: Any) -> Translation:
-    """Reshape attention on two- or three-dimensional tensors to the four dimensions that torch's exporter expects."""
+    """Reshape attention on fewer or more dimensions to the four that torch's exporter expects."""
 
-    def attention(query: Any, key: Any, value: Any, *masks: Any, **named: Any) -> Any:
+    def attention(query: Any, key: Any, value: Any, attn_mask: Any = None, *rest: Any, **named: Any) -> Any:
         missing = 4 - len(query.shape)
-        if missing <= 0:
-            return aten_scaled_dot_product_attention(query, key, value, *masks, **named)
-        axes = op.Constant(value_ints=list(range(missing)))  # a mask still fits, because it is aligned at the end
-        raised = [_raised(op, x, axes, missing) for x in (query, key, value)]
-        return op.Squeeze(aten_scaled_dot_product_attention(*raised, *masks, **named), axes)
+        if missing > 0:  # a mask still fits, because it is aligned at the end
+            axes = op.Constant(value_ints=list(range(missing)))
+            raised = [_raised(op, x, axes, missing) for x in (query, key, value)]
+            return op.Squeeze(aten_scaled_dot_product_attention(*raised, attn_mask, *rest, **named), axes)
+        if missing < 0:
+            leading = _leading_sizes(op, query, key, value)
+            merged = [_merged(op, x, leading) for x in (query, key, value)]
+            mask = attn_mask if attn_mask is None or len(attn_mask.shape) < 4 else _merged(op, attn_mask, leading)
+            result = aten_scaled_dot_product_attention(*merged, mask, *rest, **named)
+            return op.Reshape(result, op.Concat(leading, _sizes(op, result, -3, _FAR), axis=0))
+        return aten_scaled_dot_product_attention(query, key, value, attn_mask, *rest, **named)
 
     return attention
+
+
+def _leading_sizes(op: Any, *tensors: Any) -> Any:
+    """The sizes before (heads, length, features), where tensors may have 1 and are repeated."""
+    each = [_sizes(op, x, 0, -3) for x in tensors]
+    same = all(list(x.shape[:-3]) == list(tensors[0].shape[:-3]) for x in tensors)
+    return each[0] if same else op.Max(*each)
+
+
+def _sizes(op: Any, x: Any, first: int, end: int) -> Any:
+    return op.Slice(op.Shape(x), op.Constant(value_ints=[first]), op.Constant(value_ints=[end]))
+
+
+def _merged(op: Any, x: Any, leading: Any) -> Any:
+    """Repeat a tensor over the leading sizes, and make them one: (samples, heads, length, features)."""
+    last = _sizes(op, x, -3, _FAR)
+    whole = op.Expand(x, op.Concat(leading, last, axis=0))
+    made = op.Reshape(whole, op.Concat(op.Constant(value_ints=[-1]), last, axis=0))
+    made.shape, made.type = ir.Shape([None, *x.shape[-3:]]), x.type
+    return made
 
 
 def _raised(op: Any, x: Any, axes: Any, missing: int) -> Any:
