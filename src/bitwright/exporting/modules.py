@@ -1,5 +1,6 @@
 """The modules of a deployed model that compute: layers and functions on stored integers, and calls as modules."""
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,8 +17,22 @@ from bitwright.numerics.grouped import grouped_product
 from bitwright.numerics.pooling import global_average_pool
 from bitwright.quantizer import TensorQuantizer
 
+def _difference(a: Any, b: Any) -> Any:
+    """``a - b``, where torch's exporter refuses a float number less a tensor of integers."""
+    return a - (b.to(torch.result_type(a, b)) if isinstance(a, float) and isinstance(b, Tensor) else b)
+
+
+def _reversed_difference(x: Tensor, other: Any, *, alpha: Any = 1) -> Any:
+    return _difference(other, x if alpha == 1 else alpha * x)
+
+
 # Functions that the exporter takes in another form.
-_DEPLOYED: dict[Any, Any] = {gated: torch.mul, F.grouped_mm: grouped_product, torch._grouped_mm: grouped_product}
+_DEPLOYED: dict[Any, Any] = {
+    gated: torch.mul,
+    operator.sub: _difference,
+    torch.rsub: _reversed_difference,
+    **dict.fromkeys((F.grouped_mm, torch._grouped_mm), grouped_product),
+}
 
 
 class Call(nn.Module):

@@ -1,5 +1,6 @@
 """Operator: one computation under all its names, and every fact about it that the rest of Bitwright needs."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
@@ -76,11 +77,19 @@ class Operator:
 
     def limits_of(self, node: fx.Node, module: nn.Module | None) -> Limits | None:
         """The lowest and highest value that this call returns if it is a plain clamp with known limits, else None."""
-        return self.limits(node, module) if callable(self.limits) else self.limits
+        found = self.limits(node, module) if callable(self.limits) else self.limits
+        return None if found is None else _finite(*found)
 
     def averages_planes_of(self, node: fx.Node, module: nn.Module | None) -> bool:
         """Whether this call averages each plane to one value."""
         return self.averages_planes(node, module) if callable(self.averages_planes) else self.averages_planes
+
+
+def _finite(low: float | None, high: float | None) -> Limits | None:
+    """Limits without those at infinity, which limit nothing; None if they leave no finite value."""
+    if low == math.inf or high == -math.inf:
+        return None
+    return None if low == -math.inf else low, None if high == math.inf else high
 
 
 def register_operator(operator: Operator, *, override: bool = False) -> Operator:
