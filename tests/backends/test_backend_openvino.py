@@ -97,3 +97,30 @@ def test_settings_that_are_computed():
     assert groups.verdict is Verdict.INTEGER
     assert padding.verdict is Verdict.FLOAT
     assert "its padding is computed" in padding.reason
+
+
+class Queries(nn.Module):
+    """A table split into positions and contents, which several layers read, as in detectors."""
+
+    def __init__(self, width=8):
+        super().__init__()
+        self.width, self.table, self.image = width, nn.Embedding(10, 2 * width), nn.Conv2d(3, 8, 3)
+        self.places, self.both, self.contents = nn.Linear(width, 2), nn.Linear(width, 8), nn.Linear(width, 8)
+
+    def forward(self, x):
+        image = self.image(x)
+        parts = torch.split(self.table.weight, self.width, dim=1)
+        positions, contents = (part.unsqueeze(0).expand(image.shape[0], -1, -1) for part in parts)
+        found = self.both(contents + positions) + self.contents(contents)
+        return image, self.places(positions).sigmoid(), found
+
+
+def test_layers_of_constants_compute_in_float(tmp_path):
+    torch.manual_seed(0)
+    net, x = Queries().eval(), torch.randn(2, 3, 16, 16)
+    model = bw.calibrate(bw.prepare(net, x, "openvino"), [x], progress=False)
+    found = {e.name: (e.verdict.value, e.reason) for e in bw.ledger_of(model).entries}
+    assert found["places"] == found["both"] == ("float", "OpenVINO computes layers of constants in float")
+    assert found["image"][0] == "integer"
+    proof = bw.verify(model, bw.export(model, tmp_path / "net.onnx"), [x], latency=False, progress=False)
+    assert proof.ok, proof.missed

@@ -29,6 +29,15 @@ def _adds_a_constant(node: fx.Node) -> str | None:
     return "OpenVINO adds constants in float" if any(map(_is_constant, node.all_input_nodes)) else None
 
 
+def _reads_a_constant(node: fx.Node) -> str | None:
+    """OpenVINO (2026.4) applies the scale of a constant repeatedly where several layers read parts of it.
+
+    It then computes with zeros, as in detectors that split their queries into positions and contents.
+    """
+    source = node.all_input_nodes[0]
+    return "OpenVINO computes layers of constants in float" if _is_constant(source) else None
+
+
 def _is_constant(node: fx.Node) -> bool:
     """Whether a tensor does not depend on an input's data, only on parameters, buffers and sizes."""
     computed = needed_for([node], lambda n: not facts(n).plain)
@@ -177,6 +186,7 @@ OPENVINO = register_backend(
                 "conv?d": _convolves_wrongly,
                 "conv_transpose?d": _transposes_wrongly,
                 "add": _adds_a_constant,
+                "linear": _reads_a_constant,
                 "pad": _pads_wrongly,
                 "pixel_shuffle": _shuffles_wrongly,
                 "avg_pool?d": _counts_padding,

@@ -17,6 +17,7 @@ from bitwright.numerics.grouped import grouped_product
 from bitwright.numerics.pooling import global_average_pool
 from bitwright.quantizer import TensorQuantizer
 
+
 def _difference(a: Any, b: Any) -> Any:
     """``a - b``, where torch's exporter refuses a float number less a tensor of integers."""
     return a - (b.to(torch.result_type(a, b)) if isinstance(a, float) and isinstance(b, Tensor) else b)

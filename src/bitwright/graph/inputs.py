@@ -44,6 +44,11 @@ class Inputs:
         given = self.copied()
         return model(*given.args, **given.kwargs)
 
+    def in_order(self, model: nn.Module) -> "Inputs":
+        """This call with its keyword arguments in the order of ``model.forward``, as exporters list them."""
+        named = list(bind_inputs(model, self.args, self.kwargs))
+        return Inputs(self.args, {name: self.kwargs[name] for name in named if name in self.kwargs})
+
     def with_values(self, model: nn.Module, values: Mapping[str, Any]) -> "Inputs":
         """This call with arguments of ``model.forward`` set or replaced by name."""
         names = list(inspect.signature(model.forward).parameters)

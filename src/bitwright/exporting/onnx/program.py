@@ -36,6 +36,7 @@ def export_program(twin: nn.Module, inputs: Inputs, opset: int, dynamic_shapes: 
 
 
 def _export_program(twin: nn.Module, inputs: Inputs, opset: int, dynamic_shapes: Any, *, pack: bool) -> Any:
+    inputs = inputs.in_order(twin)  # torch names what it lists in the order given
     wished = None if isinstance(dynamic_shapes, bool) else WishedSizes(twin, inputs, dynamic_shapes)
     model, reason = None, "it was made for the example's batch size"
     if dynamic_shapes is True:
