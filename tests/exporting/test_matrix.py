@@ -7,7 +7,8 @@ from torch import nn
 
 import bitwright as bw
 from bitwright.backends import BACKENDS
-from bitwright.verification import Proof, View
+from bitwright.exporting import FORMATS
+from bitwright.verification import RUNTIMES, Proof, View
 from bitwright.verification.alone import format_of
 from tests.exporting.probes import Block, Everything, Residual, built, inputs
 
@@ -48,6 +49,36 @@ def test_file_of_every_backend_is_proven(everything: nn.Module, backend: str, tm
         assert not found.uncompared
         assert len(found.outputs) == 4
     assert bool(view.of_kind("weight")) == (backend != "nnie")  # whose weights are places in tables
+
+
+SECOND = [name for name in WRITES if len(BACKENDS.get(name).formats) > 1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", SECOND)
+def test_other_formats_of_every_backend_are_proven(everything: nn.Module, backend: str, tmp_path: Path) -> None:
+    model = bw.prepare(everything, inputs(everything), backend)
+    bw.calibrate(model, [inputs(everything), inputs(everything, seed=2)], progress=False)
+    data = [inputs(everything, seed=3), inputs(everything, length=9, seed=4)]
+    for name in BACKENDS.get(backend).formats[1:]:
+        file = bw.export(model, tmp_path / f"{name}{FORMATS.get(name).suffix}", format=name)
+        proof = bw.verify(model, file, data, latency=False, progress=False)
+        assert proof.ok, (name, proof)
+        assert proof.changes == []
+        for found in proof.runtimes.values():
+            assert found.largest in (0, 1)
+            assert not found.uncompared
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not RUNTIMES.get("inductor").available(), reason="there is no C++ compiler")
+@pytest.mark.parametrize("backend", ["onnxruntime", "openvino"])
+def test_program_of_a_network_with_transposed_convolutions_is_proven(backend: str, tmp_path: Path) -> None:
+    net = built(Residual)
+    model = bw.calibrate(bw.prepare(net, inputs(net), backend), [inputs(net)], progress=False)
+    file = bw.export(model, tmp_path / "net.pt2", format="torch")
+    proof = bw.verify(model, file, [inputs(net, seed=3)], latency=False, progress=False)
+    assert proof.ok, proof
 
 
 CASES = {

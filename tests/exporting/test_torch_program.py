@@ -100,3 +100,22 @@ def test_what_it_cannot_say_is_refused(model: nn.Module, tmp_path: Path) -> None
         grouped = bw.calibrate(bw.prepare(nn.Sequential(nn.Linear(8, 4)).eval(), x, "virtual", weight=weight), [x])
         with pytest.raises(ExportError, match=message):
             bw.export(grouped, tmp_path / "net.pt2", format="torch")
+
+
+TRANSPOSED = {
+    "as wide": nn.ConvTranspose2d(8, 8, 3, padding=1),
+    "strided": nn.ConvTranspose2d(8, 4, 2, stride=2),
+    "dilated": nn.ConvTranspose2d(8, 8, 3, dilation=2),
+    "grouped": nn.ConvTranspose2d(8, 8, 3, groups=2),
+}
+
+
+@pytest.mark.skipif(not RUNTIMES.get("inductor").available(), reason="there is no C++ compiler")
+@pytest.mark.parametrize("kind", TRANSPOSED)
+def test_transposed_convolutions_are_not_taken_for_convolutions(kind: str, tmp_path: Path) -> None:
+    x, layer = torch.randn(2, 8, 6, 6), TRANSPOSED[kind]
+    net = nn.Sequential(layer, nn.ReLU(), nn.Conv2d(layer.out_channels, 4, 1)).eval()
+    model = bw.calibrate(bw.prepare(net, x, "openvino"), [x])
+    proof = bw.verify(model, bw.export(model, tmp_path / "net.pt2", format="torch"), [x], latency=False)
+    assert proof.ok, proof
+    assert [o.integer for o in proof.runtimes["inductor"].operators] == [False, True]

@@ -16,6 +16,7 @@ from bitwright.exporting.parts import IntegerTensor, parts_of
 from bitwright.exporting.record import NOT_CALLED, ExportedOperator, ExportedTensor, ExportRecord
 from bitwright.exporting.sizes import Sizes, WishedSizes
 from bitwright.exporting.torch_program.parts import lower
+from bitwright.exporting.torch_program.transposed import keep_transposed_float
 from bitwright.graph import Inputs
 from bitwright.graph.facts import noted_by_torch
 from bitwright.graph.inputs import flat_inputs
@@ -32,6 +33,7 @@ def build(deployment: Deployment, inputs: Inputs, options: ExportOptions, format
     lower(twin)
     with inputs_as_arguments(twin):
         program = _export(twin, inputs, options.dynamic_shapes)
+    keep_transposed_float(program)
     graph = program.module().graph
     called = [(node, module_of(node)) for node in graph.nodes if node.op == "call_function"]
     made = _quantizers_by_module(called)
