@@ -3,6 +3,7 @@
 import pytest
 
 import bitwright as bw
+from bitwright.backends import BACKENDS, find_backend
 from tests.backends.probe import images, prepared
 
 
@@ -30,6 +31,22 @@ def test_sixteen_bit_activations_are_written_as_such(tmp_path):
     proof = bw.verify(model, file, [images()])
     assert (proof.ok, list(proof.runtimes)) == (True, ["reference"])
     assert "3 of the 3 constraints published for pplw8a16 are kept; this leaves unproven the kernels" in proof.notes[0]
+
+
+WEIGHTS = [
+    (backend.name, format)
+    for backend in map(find_backend, BACKENDS)
+    if backend.formats[0] != "onnx"
+    for format in sorted(backend.weights.formats)
+]
+
+
+@pytest.mark.parametrize(("name", "format"), WEIGHTS)
+def test_the_weights_that_a_backend_has_are_those_that_its_files_hold(name, format, tmp_path):
+    _, _, rest = str(find_backend(name).weights.spec).partition(" ")
+    model, file = exported(name, tmp_path, weight=f"{format} {rest}")
+    proof = bw.verify(model, file, [images()], latency=False, progress=False)
+    assert proof.ok, proof.missed
 
 
 def _constant_types(file):

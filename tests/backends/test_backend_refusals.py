@@ -20,7 +20,9 @@ from tests.backends.probe import images, prepared, probe
         ("snpe", {"weight": "uint8 symmetric"}, "snpe needs affine weights, not 'uint8 symmetric tensor'"),
         ("vitis", {"weight": "int8"}, "vitis needs scales that are powers of two"),
         ("stpu", {"activation": "int8 affine"}, "stpu needs symmetric activations, not 'int8 affine tensor'"),
+        ("stpu", {"weight": "int8 symmetric"}, "stpu has no weights of -128 .* lacks the word 'narrow'"),
         ("nnie", {"weight": "int4"}, "nnie has no weights in int4; it has int8"),
+        ("pplcuda", {"recipe": "W4A8"}, "pplcuda has no weights in uint4; it has uint8"),
         ("pplw8a16", {"activation": "uint8"}, "pplw8a16 has no activations in uint8; it has uint16"),
     ],
 )

@@ -9,7 +9,7 @@ PPLCUDA = register_backend(
         title="OpenPPL on NVIDIA GPUs",
         formats=("ppl", "onnx"),
         constraints=("ppl-*", "pplcuda-*"),
-        weights={"spec": "uint8 affine channel:0", "granularities": ("tensor", "channel")},
+        weights={"spec": "uint8 affine channel:0", "formats": ("uint8",), "granularities": ("tensor", "channel")},
         activations={"observer": "MinMaxObserver"},
     )
 )

@@ -9,6 +9,7 @@ PPLW8A16 = register_backend(
         title="OpenPPL, weights of 8 bits and activations of 16",
         formats=("ppl", "onnx"),
         constraints=("ppl-*", "pplw8a16-*"),
+        weights={"formats": ("uint8",)},
         activations={"spec": "uint16 affine tensor", "formats": ("uint16",)},
         notes=("A bias stays float: in steps of input scale times weight scale, int32 would overflow.",),
     )

@@ -72,6 +72,8 @@ class TensorRules(Strict):
     """Whether zero points are 0 (symmetric), free (affine), or either."""
     power_of_two: bool = False
     """Whether every scale must be a power of two."""
+    narrow: bool = False
+    """Whether the lowest integer must be left out."""
 
     @model_validator(mode="before")
     @classmethod
@@ -97,6 +99,8 @@ class TensorRules(Strict):
             return f"needs {listed(self.schemes, ' or ')} {kind}, not '{spec}'"
         if self.power_of_two and not spec.power_of_two:
             return f"needs scales that are powers of two ('{spec}' lacks the word 'pot')"
+        if self.narrow and not spec.narrow:
+            return f"has no {kind} of {spec.qmin} ('{spec}' lacks the word 'narrow')"
         return None
 
 

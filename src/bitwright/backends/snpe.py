@@ -10,7 +10,7 @@ SNPE = register_backend(
     Backend.of(
         name="snpe",
         title="Qualcomm SNPE (DSP)",
-        weights={**_TENSORS, "formats": up_to(8, "uint"), "granularities": ("tensor",)},
+        weights={**_TENSORS, "formats": up_to(8, "uint", least=4), "granularities": ("tensor",)},
         activations={**_TENSORS, "formats": ("uint8",), "observer": MOVING_RANGE},
         operators={
             "integer": dict.fromkeys(IMAGE_OPERATORS, "both"),

@@ -2,9 +2,15 @@
 
 from bitwright.backends.files import register_backend
 from bitwright.backends.snpe import SNPE
-from bitwright.backends.words import IMAGE_OPERATORS, up_to
+from bitwright.backends.words import IMAGE_OPERATORS
 
-_TENSORS = {"spec": "int8 symmetric narrow tensor", "schemes": ("symmetric",), "method": "FixedFakeQuantize"}
+_TENSORS = {
+    "spec": "int8 symmetric narrow tensor",
+    "formats": ("int8",),
+    "schemes": ("symmetric",),
+    "narrow": True,
+    "method": "FixedFakeQuantize",
+}
 
 STPU = register_backend(
     SNPE.with_(
@@ -18,7 +24,7 @@ STPU = register_backend(
             "ranges": {"sigmoid": (-1.0, 1.0)},
             "reasons": {},
         },
-        weights={**_TENSORS, "formats": up_to(8)},
-        activations={**_TENSORS, "formats": ("int8",)},
+        weights=_TENSORS,
+        activations=_TENSORS,
     )
 )

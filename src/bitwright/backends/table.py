@@ -108,7 +108,8 @@ def _defaults(rules: TensorRules) -> str:
 
 def _limits(rules: TensorRules) -> str:
     formats = listed(rules.formats) or "any format"
-    return f"{formats}; {listed(rules.schemes, ' or ')}; one scale per {listed(rules.granularities)}"
+    narrow = "; without the lowest integer" if rules.narrow else ""
+    return f"{formats}; {listed(rules.schemes, ' or ')}; one scale per {listed(rules.granularities)}{narrow}"
 
 
 def spec_text(rules: TensorRules) -> str:

@@ -10,6 +10,7 @@ TENGINE_U8 = register_backend(
         title="Tengine, uint8",
         formats=("tengine", "onnx"),
         constraints=("tengine-*",),
+        weights={"formats": ("uint8",)},
         operators={
             "integer": dict.fromkeys((*IMAGE_OPERATORS, "cat", "hardswish", "sigmoid"), "both"),
             "unfused": ("add", "mul", "cat"),

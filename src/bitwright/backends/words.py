@@ -9,6 +9,6 @@ LEARNED = "LearnableFakeQuantize"
 MOVING_RANGE = "EMAMinMaxObserver"
 
 
-def up_to(bits: int, kind: str = "int") -> tuple[str, ...]:
-    """Number formats of 2 bits to ``bits``: what hardware of so many bits can hold as weights."""
-    return tuple(f"{kind}{b}" for b in range(2, bits + 1))
+def up_to(bits: int, kind: str = "int", least: int = 2) -> tuple[str, ...]:
+    """Number formats of ``least`` bits to ``bits``: what hardware of so many bits can hold as weights."""
+    return tuple(f"{kind}{b}" for b in range(least, bits + 1))
