@@ -67,7 +67,8 @@ class Counts(nn.Module):
 
     def forward(self, x):
         values, order = torch.sort(x, 0, descending=True)
-        return self.layer(x), torch.histc(x, 7, **self.limits), values, order, x.round().argsort(1)
+        largest = torch.topk(x + torch.arange(9).unsqueeze(1) / 64, 5, 0, False, False)[1]
+        return self.layer(x), torch.histc(x, 7, **self.limits), values, order, x.round().argsort(1), largest
 
 
 def run(net, x, tmp_path):
@@ -79,14 +80,15 @@ def run(net, x, tmp_path):
 def test_counts_and_orders_are_torchs(tmp_path):
     torch.manual_seed(0)
     x = (torch.randint(-12, 12, (9, 6)) / 4).float()  # many equal values, some beyond the limits, some at them
-    model, (_, counts, values, order, ranks) = run(Counts(min=-2, max=1.5), x, tmp_path)
+    model, (_, counts, values, order, ranks, smallest) = run(Counts(min=-2, max=1.5), x, tmp_path)
     assert torch.equal(counts, torch.histc(x, 7, -2, 1.5))
     assert torch.equal(values, x.sort(0, descending=True)[0])
     assert torch.equal(order, torch.sort(x, dim=0, descending=True, stable=True)[1])
     assert torch.equal(ranks, torch.argsort(x.round(), dim=1, stable=True))
-    assert all(torch.equal(a, b) for a, b in zip(model(x)[1:], (counts, values, order, ranks), strict=True))
+    assert torch.equal(smallest, torch.argsort(x + torch.arange(9).unsqueeze(1) / 64, 0)[:5])
+    assert all(torch.equal(a, b) for a, b in zip(model(x)[1:], (counts, values, order, ranks, smallest), strict=True))
 
 
 def test_counts_without_limits_are_refused(tmp_path):
     with pytest.raises(ExportError, match=r"torch\.histc needs its limits min and max in a file"):
-        run(Counts(), torch.randn(4, 6), tmp_path)
+        run(Counts(), torch.randn(9, 6), tmp_path)

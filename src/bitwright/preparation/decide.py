@@ -12,10 +12,10 @@ from bitwright.graph.walks import reached_from
 from bitwright.nn.operators import Operator, operator_of
 from bitwright.nn.registry import qmodule_for
 from bitwright.preparation.decisions import Decision, Verdict
-from bitwright.preparation.float_tensors import index_arithmetic
+from bitwright.preparation.float_tensors import index_arithmetic, ranked
 from bitwright.preparation.region import Job, Region
 from bitwright.preparation.swap import own_operator
-from bitwright.preparation.verdicts import fused_with, judge
+from bitwright.preparation.verdicts import INDICES, RANKED, fused_with, judge
 
 _CALLS = ("call_module", "call_function", "call_method")
 
@@ -38,7 +38,7 @@ def decide(region: Region, job: Job, nodes: Iterable[fx.Node]) -> None:
     model = region.model
     modules = dict(model.named_modules())
     special = _first_last_layers(model, modules) if job.backend.first_last_bits and not region.path else set()
-    indices = index_arithmetic(model.graph)
+    exact = {**dict.fromkeys(ranked(model.graph), RANKED), **dict.fromkeys(index_arithmetic(model.graph), INDICES)}
     for node in nodes:
         module = modules.get(str(node.target)) if node.op == "call_module" else None
         operator = operator_of(node, modules)
@@ -46,7 +46,7 @@ def decide(region: Region, job: Job, nodes: Iterable[fx.Node]) -> None:
             continue
         decision = _describe(node, operator, module, region, job, first_or_last=node in special)
         region.decisions.record(node, decision)
-        region.decisions.judge(node, judge(node, module, decision, job, counts=node in indices))
+        region.decisions.judge(node, judge(node, module, decision, job, exact.get(node)))
 
 
 def _computes(node: fx.Node, operator: Operator | None, module: nn.Module | None) -> bool:

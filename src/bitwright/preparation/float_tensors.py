@@ -1,10 +1,14 @@
-"""Which tensors hold floats that a quantizer may round, and which floats are actually indices."""
+"""Which tensors hold floats that a quantizer may round, and which floats are indices, or ranked."""
 
+import torch
 from torch import fx
 
 from bitwright.graph import is_guard
 from bitwright.graph.facts import dtype_of, shape_of
 from bitwright.nn.operators import Operator
+
+_RANKING = (torch.topk, torch.sort, torch.argsort, torch.argmax, torch.argmin, torch.kthvalue)
+_RANKING_METHODS = ("topk", "sort", "argsort", "argmax", "argmin", "kthvalue")
 
 
 def is_float(node: object) -> bool:
@@ -47,3 +51,28 @@ def _ends_in_integers(node: fx.Node, indices: set[fx.Node]) -> bool:
 def _holds_integers(node: fx.Node) -> bool:
     dtype = dtype_of(node)
     return dtype is not None and not dtype.is_floating_point
+
+
+def ranked(graph: fx.Graph) -> set[fx.Node]:
+    """The nodes whose values are ranked, such as the scores by which tokens are given to experts.
+
+    A quantizer would make some of them equal, and which of equal values is the largest differs from runtime to runtime.
+    """
+    found: set[fx.Node] = set()
+    for node in reversed(graph.nodes):
+        if is_float(node) and _leads_to_ranking(node, found):
+            found.add(node)
+    return found
+
+
+def _leads_to_ranking(node: fx.Node, found: set[fx.Node]) -> bool:
+    """Whether a node is ranked, or only what is ranked is computed from it; a sum may be the trunk of a model."""
+    readers = [user for user in node.users if not is_guard(user)]
+    ranking = [user for user in readers if user in found or _ranks(user, node)]
+    alone = sum(map(is_float, node.all_input_nodes)) == 1
+    return bool(ranking) and (alone or len(ranking) == len(readers))
+
+
+def _ranks(node: fx.Node, values: fx.Node) -> bool:
+    ranks = node.target in (_RANKING_METHODS if node.op == "call_method" else _RANKING)
+    return ranks and node.op in ("call_method", "call_function") and node.all_input_nodes[0] is values

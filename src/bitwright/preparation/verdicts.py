@@ -22,6 +22,8 @@ NO_QMODULE = Judgement(Verdict.FLOAT, "no quantized module is registered for it"
 NOT_SWAPPED = Judgement(Verdict.PARTLY, "its weight stays float because it is not swapped")
 FOLDED = Judgement(Verdict.FUSED, "folded into the layer before it")
 OWN_QUANTIZERS = Judgement(Verdict.INTEGER, "has its own quantizers")
+INDICES = Judgement(Verdict.FLOAT, "it computes indices")
+RANKED = Judgement(Verdict.FLOAT, "its values are ranked, and rounding would make some of them equal", keep_float=True)
 DYNAMIC = Judgement(Verdict.INTEGER, "the ranges of its inputs and states are found as it runs")
 
 
@@ -45,7 +47,9 @@ def leaf(pattern: str) -> Judgement:
     return Judgement(Verdict.FLOAT, f"a leaf by request: {pattern!r}")
 
 
-def judge(node: fx.Node, module: nn.Module | None, decision: Decision, job: Job, *, counts: bool) -> Judgement:
+def judge(
+    node: fx.Node, module: nn.Module | None, decision: Decision, job: Job, exact: Judgement | None = None
+) -> Judgement:
     """How a call computes, given its operator, its rule, the backend and its inputs.
 
     Args:
@@ -53,17 +57,18 @@ def judge(node: fx.Node, module: nn.Module | None, decision: Decision, job: Job,
         module: what it calls, if it is a module.
         decision: what is known before judging.
         job: recipe and backend.
-        counts: whether its floats are positions and the like, which must stay whole numbers.
+        exact: the verdict if its values must not be rounded.
     """
     if facts(node).leaf:
         return leaf(facts(node).leaf)
-    if counts:
-        return Judgement(Verdict.FLOAT, "it computes indices")
+    if exact is INDICES:
+        return exact
     if decision.brings_quantizers or isinstance(module, QuantInputMixin):
         return _as_written(module, decision, job)
     if decision.skipped:
         return _skipped(decision)
-    return _on_backend(node, module, decision, job.backend) or _on_request(decision, job) or _by_recipe(decision, job)
+    given = _on_backend(node, module, decision, job.backend) or _unrounded(decision, exact)
+    return given or _on_request(decision, job) or _by_recipe(decision, job)
 
 
 def judge_loose(decision: Decision, cls: type[Any] | None, job: Job) -> Judgement:
@@ -153,6 +158,11 @@ def _obstacle(node: fx.Node, inputs: list[fx.Node]) -> str:
     if any(facts(n).written for n in (node, *inputs)):
         return "it shares memory with a tensor that is written to in place"
     return ""
+
+
+def _unrounded(decision: Decision, exact: Judgement | None) -> Judgement | None:
+    """The verdict on a result that must not be rounded; what a layer with a weight returns is float on most targets."""
+    return None if decision.has_weight or decision.forced or decision.custom is not None else exact
 
 
 def _on_request(decision: Decision, job: Job) -> Judgement | None:
