@@ -116,6 +116,7 @@ _PLACES = re.compile(
     r"Exception from |Check '|FrontEnd API failed|Model wasn't fully converted|Summary:|While validating node "
     r"|-- Conversion is failed|-- .* with a message:|To facilitate|backend='\w+' raised:"
 )
+_UNFINISHED = (":", "for the following indices")
 _OPERATOR = re.compile(r"While validating ONNX node '<Node\((\w+)\): (.*?)>'")
 
 
@@ -125,7 +126,8 @@ def useful_line(error: BaseException) -> str:
     said = [line.removeprefix("-- ") for line in lines if not (_PLACES.match(line) or _OPERATOR.match(line))]
     place = _OPERATOR.search(str(error))
     where = f"{place[2]} ({place[1]}): " if place is not None else ""
-    return where + (said or lines or [type(error).__name__])[0]
+    first, *rest = said or lines or [type(error).__name__]
+    return where + (f"{first} {rest[0]}" if rest and first.endswith(_UNFINISHED) else first)
 
 
 def require(module: str, extra: str, purpose: str) -> ModuleType:

@@ -165,6 +165,50 @@ def test_mistake_of_a_runtime_is_found(
         RUNTIMES.unregister(name)
 
 
+def truncate_convolutions(graph: onnx.GraphProto) -> None:
+    """Keep three bits of what convolutions make: no rounding to bfloat16 gives the same values."""
+    for conv in [n for n in graph.node if n.op_type == "Conv"]:
+        name = f"{conv.name}/less"
+        graph.initializer.append(numpy_helper.from_array(np.float32(8.0).reshape(()), name))
+        nodes = [
+            helper.make_node("Mul", [conv.output[0], name], [f"{name}m"]),
+            helper.make_node("Floor", [f"{name}m"], [f"{name}f"]),
+            helper.make_node("Div", [f"{name}f", name], [f"{name}d"]),
+        ]
+        insert(graph, conv, f"{name}d", *nodes)
+
+
+@pytest.mark.parametrize("helps", [True, False])
+def test_float_parts_are_the_reason_only_if_float32_helps(
+    exported: tuple[nn.Module, ExportedFile, torch.Tensor], helps: bool
+) -> None:
+    model, file, x = exported
+
+    @register_runtime("less-precise")
+    class LessPrecise(Reference):
+        stands_in = False
+        float32_settings = {"PRECISION": "f32"}  # noqa: RUF012
+
+        def session(self, file: OnnxFile, threads: int = 0, *, as_is: bool = False) -> Session:
+            copy = onnx.ModelProto()
+            copy.CopyFrom(file.proto)
+            if not (helps and self.settings):
+                truncate_convolutions(copy.graph)
+            return super().session(OnnxFile(file.path, copy, file.record), threads, as_is=as_is)
+
+    LessPrecise.name = "less-precise"
+    try:
+        proof = bw.verify(model, file, [x], runtimes=["less-precise"], latency=False, progress=False)
+        found = proof.runtimes["less-precise"].diagnosis
+        assert proof.ok is False
+        assert found is not None
+        assert "bf16 float parts" in found.tried
+        assert ("bf16 float parts" in found.reasons) is helps
+        assert LessPrecise().in_float32().in_float32() is None
+    finally:
+        RUNTIMES.unregister("less-precise")
+
+
 def test_changed_file_is_named_as_the_reason(
     exported: tuple[nn.Module, ExportedFile, torch.Tensor], tmp_path: Path
 ) -> None:
@@ -187,4 +231,4 @@ def test_runtime_that_does_not_deviate_needs_no_diagnosis(
     proof = bw.verify(model, file, [x], latency=False, progress=False)
     assert proof.ok
     assert proof.runtimes["reference"].diagnosis is None
-    assert set(MISTAKES) == set(TRIALS)  # each reason that is tried is shown to be found
+    assert {*MISTAKES, "bf16 float parts"} == set(TRIALS)  # each reason that is tried is shown to be found

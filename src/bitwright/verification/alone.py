@@ -104,9 +104,10 @@ def _compared(
     session, tally, simulation = runtime.open(file), OutputTally(file.outputs, set()), _Expected(its_file, expected)
     for inputs in data:
         feeds = _feeds(file, inputs)
+        results = session(feeds)
         if inputs is data[0]:
             add_coverage(proof, runtime, runtime.profile(file, feeds), file, None, feeds)
-        tally.add(simulation, inputs, session(feeds), None)
+        tally.add(simulation, inputs, results, None)
     proof.outputs = tally.checks()
     return proof
 

@@ -72,22 +72,23 @@ class _Examination:
 
     def _try(self, trial: Trial, cut: Cut, found: Diagnosis) -> None:
         changed = cut.subject.changed(trial.change)
-        if changed is None:
+        runtime = self.runtime.in_float32() if trial.how == "sets" else self.runtime
+        if changed is None or runtime is None:
             return
         found.tried.append(trial.name)
         try:
-            gap = self._gap(cut, cut.subject if trial.how == "emulates" else changed, changed)
+            gap = self._gap(cut, cut.subject if trial.how == "emulates" else changed, changed, runtime)
         except VerifyError:  # a change that a runtime refuses tells nothing
             return
         if gap <= _ALLOWED:
             found.reasons.append(trial.name)
             found.words.append(trial.words)
 
-    def _gap(self, cut: Cut, there: Subject, here: Subject) -> int:
-        """The largest difference between the runtime's results for one model and the reference results of another."""
+    def _gap(self, cut: Cut, there: Subject, here: Subject, runtime: Runtime | None = None) -> int:
+        """The largest difference between a runtime's results for one model and the reference results of another."""
         ours, theirs = (
-            runtime.open(subject.file(self.file.path))(cut.feeds)[self.tensor].astype(np.int64)
-            for runtime, subject in ((self.book, here), (self.runtime, there))
+            each.open(subject.file(self.file.path))(cut.feeds)[self.tensor].astype(np.int64)
+            for each, subject in ((self.book, here), (runtime or self.runtime, there))
         )
         return int(np.abs(ours - theirs).max(initial=0))
 

@@ -2,7 +2,9 @@
 
 A trial changes the operators around a deviating tensor, and says whether there was anything to change. One that
 *prevents* runs in the runtime and in the reference: if they now agree, what it prevents is the reason. One that
-*emulates* runs in the reference: if that now computes what the runtime does, what it emulates is the reason.
+*emulates* runs in the reference: if that now computes what the runtime does, what it emulates is the reason. One that
+*sets* leaves the operators alone and runs them in the runtime with float parts in float32: if it now agrees with the
+reference, that is the reason.
 """
 
 from collections.abc import Callable
@@ -17,6 +19,7 @@ from bitwright.verification.diagnosis.subject import Subject
 
 TRIALS: Registry["Trial"] = Registry("trial")
 Change = Callable[[Subject], bool]
+How = Literal["prevents", "emulates", "sets"]
 _LEAST = float(np.finfo(np.float32).min)
 _SAFE = 64  # 255 · (64 + 64) fits 16 bits
 
@@ -28,20 +31,20 @@ class Trial:
     Attributes:
         name: the reason.
         words: the message if it is the reason.
-        how: whether the change prevents it or emulates it.
+        how: whether the change prevents it or emulates it, or it is prevented by settings.
         change: changes a subject; False if there is nothing to change.
         rank: lower ranks, the more specific reasons, are tried first.
     """
 
     name: str
     words: str
-    how: Literal["prevents", "emulates"]
+    how: How
     change: Change
     rank: int = 0
 
 
 def register_trial(
-    name: str, words: str, how: Literal["prevents", "emulates"], *, rank: int = 0, override: bool = False
+    name: str, words: str, how: How, *, rank: int = 0, override: bool = False
 ) -> Callable[[Change], Change]:
     """File a change as a trial of a reason."""
 
@@ -88,6 +91,12 @@ def in_bfloat16(subject: Subject) -> bool:
         cast = helper.make_node("Cast", [tensor], [narrow], f"{narrow}/{name}", to=TensorProto.BFLOAT16)
         back = helper.make_node("Cast", [narrow], [wide], f"{wide}/{name}", to=TensorProto.FLOAT)
         subject.insert(tensor, wide, cast, back, reader="" if own else name)
+    return True
+
+
+@register_trial("bf16 float parts", "it computes float parts in bfloat16: set to float32, it does not deviate", "sets")
+def as_it_is(subject: Subject) -> bool:
+    """Change nothing: the runtime is run with float parts in float32."""
     return True
 
 

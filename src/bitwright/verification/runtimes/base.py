@@ -1,5 +1,6 @@
 """Runtimes that execute an exported file on this machine. A new one is one file with ``@register_runtime``."""
 
+import copy
 import os
 import tempfile
 import time
@@ -76,6 +77,7 @@ class Runtime(ABC):
         extra: the Bitwright extra that installs it.
         formats: the formats that it executes.
         settings: settings of sessions beyond the runtime's defaults, so that they compute in float32.
+        float32_settings: those that keep float parts from being computed in less than float32.
         reasons: why an operator of the file cannot run in integers here, by its type.
         isolated: whether files run in a child process, so that a crash does not end ours. It applies to the class that
             sets it, which must be at the top level of an importable module, but not to subclasses.
@@ -87,7 +89,8 @@ class Runtime(ABC):
     package = ""
     extra = ""
     formats: ClassVar[tuple[str, ...]] = ("onnx",)
-    settings: ClassVar[Mapping[str, str]] = {}
+    settings: Mapping[str, str] = {}
+    float32_settings: ClassVar[Mapping[str, str]] = {}
     reasons: ClassVar[Mapping[str, str]] = {}
     isolated: ClassVar[bool] = False
     stands_in: ClassVar[bool] = False
@@ -210,6 +213,14 @@ class Runtime(ABC):
     def words_of(self, error: Exception) -> str:
         """The line of an error that says what is wrong."""
         return useful_line(error)
+
+    def in_float32(self) -> "Runtime | None":
+        """The same runtime with float parts in float32; None if it has them already, or nothing sets them."""
+        if self.float32_settings.items() <= self.settings.items():
+            return None
+        twin = copy.copy(self)
+        twin.settings = {**self.settings, **self.float32_settings}
+        return twin
 
     def default_precision(self) -> str:
         """The default precision of float parts in this runtime on this machine; empty for float32."""

@@ -28,7 +28,7 @@ class Inductor(Runtime):
     package = "torch"
     isolated = True
     formats: ClassVar[tuple[str, ...]] = ("torch",)
-    settings: ClassVar[Mapping[str, str]] = {"freezing": "True"}
+    settings: Mapping[str, str] = {"freezing": "True"}
 
     def __init__(self) -> None:
         if not self.available():

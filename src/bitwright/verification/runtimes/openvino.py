@@ -34,7 +34,8 @@ class OpenVino(Runtime):
     isolated = True
     extra = "openvino"
     formats: ClassVar[tuple[str, ...]] = ("onnx", "openvino")
-    settings: ClassVar[Mapping[str, str]] = {"INFERENCE_PRECISION_HINT": "f32"}
+    float32_settings: ClassVar[Mapping[str, str]] = {"INFERENCE_PRECISION_HINT": "f32"}
+    settings: Mapping[str, str] = float32_settings
 
     @property
     def version(self) -> str:
