@@ -3,6 +3,7 @@
 The data is Debian's: ``apt-get install dataset-fashion-mnist``. Nets are trained once and kept in ~/.cache/bitwright.
 
 W8A8 and W4A8 are what onnxruntime runs: every tensor between layers is quantized, BatchNorm is part of the weights.
+"preset" is what ``bw.calibrate`` gives, "preset as it is" leaves its corrections out.
 Rows that begin with "file of" are of the exported file, run in onnxruntime on all test images.
 W4A4, W3A3, W2A4 and W2A2 are what papers measure: only inputs and weights of convolutions and linear layers are
 quantized, BatchNorm and sums stay float, and the first and last layers have weights and inputs of 8 bits. The stem's

@@ -43,9 +43,11 @@ class Bench:
         self.images = train.images[order[:512]]
         self.batches = [(train.images[i], train.labels[i]) for i in order[512 : 512 + options.batches * 64].split(64)]
 
-    def calibrated(self, recipe: bw.Recipe | dict) -> nn.Module:
+    def calibrated(self, recipe: bw.Recipe | dict, *, correct: bool = False) -> nn.Module:
         """The net with quantizers that have seen the images for calibration."""
-        return bw.calibrate(bw.prepare(self.model, self.images[:8], recipe=recipe), self.images.split(128))
+        return bw.calibrate(
+            bw.prepare(self.model, self.images[:8], recipe=recipe), self.images.split(128), correct=correct
+        )
 
     def rows(self) -> Iterator[Row]:
         """The float net, and then each method."""
@@ -106,6 +108,7 @@ class Bench:
             bw.correct(model, self.images.split(128), steps)
             return model
 
+        yield "preset", lambda: self.calibrated({"preset": bits}, correct=True)
         yield "preset as it is", lambda: corrected(())
         for factor in SHAKES:
             yield f"ranges x {factor}", lambda f=factor: corrected((), f)

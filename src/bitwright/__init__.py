@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from bitwright.analysis import analyze
     from bitwright.bit_search import search_bits, sensitivity
-    from bitwright.calibration import calibrate
     from bitwright.correction import (
+        calibrate,
         correct,
         correct_bias,
         correct_bias_analytically,
@@ -47,7 +47,7 @@ __version__ = "0.1.0"
 
 # Names load on first use, so that `import bitwright` costs nothing and `bitwright --help` needs no torch.
 _HOMES = {
-    "calibrate": "bitwright.calibration",
+    "calibrate": "bitwright.correction",
     "calibrate_by_block": "bitwright.reconstruction",
     "map_weights": "bitwright.mapped_weights",
     "correct": "bitwright.correction",

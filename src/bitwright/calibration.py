@@ -1,4 +1,4 @@
-"""Calibrate: show data to every quantizer of a prepared model, then fix its range."""
+"""Ranges: show data to every quantizer of a prepared model, then fix its range."""
 
 import copy
 import logging
@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 
 @torch.inference_mode(False)  # its results outlive it, and may be trained
-def calibrate(
+def fix_ranges(
     model: nn.Module,
     batches: Iterable[Any],
     *,
@@ -38,29 +38,7 @@ def calibrate(
     uneven: bool = False,
     timeout: float = TIMEOUT,
 ) -> nn.Module:
-    """Run ``batches`` through a prepared model and quantize it.
-
-    Under ``torchrun`` each rank passes its own share of the data, and all get the ranges of the whole, as if one
-    process had seen it in rank order. A rank that fails, or has no data, is an error on all.
-
-    Args:
-        model: what ``prepare`` returned.
-        batches: any iterable of tensors, tuples of arguments or dicts of keyword arguments. A tuple may be longer than
-            the model's inputs, like (images, labels) from a data loader; the rest is dropped. A single tensor or dict
-            is one batch.
-        progress: show a progress bar; by default only on a terminal.
-        checkpoint: a folder for the progress, written once a minute, at the end, when the data raises an error, and on
-            SIGINT or SIGTERM. The same call continues from there: it skips the batches that were seen, which must be
-            the same in the same order. A checkpoint of another model, recipe or data set is refused.
-        uneven: allow ranks to have different numbers of batches.
-        timeout: how long a rank waits for the others, in seconds.
-
-    Returns:
-        The same model, now quantizing. Quantizers on which ``disable()`` was called do not change; those whose range is
-        fixed, or that have no observer and use the range of each tensor, keep doing so. Layers that no batch reached,
-        such as an expert without tokens or a branch not taken, stay float: their quantizers are disabled, and a warning
-        in the log and a note in the ledger name them.
-    """
+    """What ``bw.calibrate`` does before it corrects; see there."""
     count = len(ledger_of(model).example.args)
 
     def observe(seeing: dict[str, TensorQuantizer]) -> int:
@@ -78,7 +56,7 @@ def calibrate_by(
     Args:
         observe: shows all batches to quantizers, given by name, and returns their number.
         model: what ``prepare`` returned.
-        uneven: as in :func:`calibrate`.
+        uneven: allow ranks to have different numbers of batches.
         timeout: seconds.
     """
     everything = quantizers(model).values()
@@ -113,12 +91,15 @@ def calibrate_by(
 
 def _say_what_is_untrained(model: nn.Module, found: list[TensorQuantizer]) -> None:
     """Log, and note in the ledger, what was asked for that calibration alone does not do."""
-    uncorrected = uncorrected_note(model)
-    said = [*untaught_notes(found), *([] if uncorrected is None else [uncorrected])]
+    for note in untaught_notes(found):
+        add_note(model, note)
+
+
+def add_note(model: nn.Module, note: str) -> None:
+    """Log a warning, and note it in the ledger."""
+    _log.warning(note)
     notes = ledger_of(model).notes
-    for note in said:
-        _log.warning(note)
-        notes += [note] if note not in notes else []
+    notes += [note] if note not in notes else []
 
 
 def untaught_notes(found: Iterable[TensorQuantizer]) -> dict[str, str]:
@@ -136,14 +117,6 @@ def untaught_notes(found: Iterable[TensorQuantizer]) -> dict[str, str]:
         )
         notes[note] = method
     return notes
-
-
-def uncorrected_note(model: nn.Module) -> str | None:
-    """What the recipe asks for under ``correct``, which calibration leaves to ``bw.correct``."""
-    steps = ledger_of(model).recipe.correct
-    if not steps:
-        return None
-    return f"the recipe asks for corrections ({', '.join(steps)}): bw.correct(model, batches) applies them"
 
 
 @contextmanager

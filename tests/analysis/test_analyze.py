@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from bitwright.analysis import LayerStats, analyze, outline
 from bitwright.analysis.stats import BINS, Histogram
-from bitwright.calibration import calibrate
+from bitwright.correction import calibrate
 from bitwright.errors import CalibrationError, ConfigError
 from bitwright.preparation import Verdict, ledger_of, prepare
 from bitwright.quantizer import Mode, quantizers

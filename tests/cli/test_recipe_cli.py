@@ -23,7 +23,7 @@ def test_presets_are_listed(run):
     listed = json.loads(run("recipe", "presets", "--json")[1])["presets"]
     assert listed["W4A4"]["backend"] == "academic"
     assert listed["W4A4"]["weight"]["bits"] == listed["W4A4"]["activation"]["bits"] == 4
-    assert listed["W4A4"]["correct"] == ["gptq", "norms", "bias"]
+    assert listed["W4A4"]["correct"] == ["equalize", "gptq", "norms", "bias"]
 
 
 def test_a_recipe_is_shown_as_it_is_read(run, tmp_path):

@@ -107,8 +107,10 @@ def test_weights_lie_on_the_grid_and_results_improve():
     for site in weight_sites(model):
         weight = site.weight()
         assert torch.allclose(site.quantizer.fake_quantize(weight), weight, atol=1e-5)
-    at_once = bw.gptq(calibrated(trained(), 3), data(), sequential=False)
+    at_once = bw.gptq(calibrated(trained(), 3), data(), passes=1)
     assert set(at_once.changed) == set(done.changed)
+    with pytest.raises(ConfigError, match="passes must be a whole number of at least 1, not 0"):
+        bw.gptq(model, data(), passes=0)
     assert at_once.changed["stem.0"] == pytest.approx(done.changed["stem.0"])
 
 

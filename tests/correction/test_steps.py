@@ -5,17 +5,21 @@ import torch
 from torch import nn
 
 import bitwright as bw
-from bitwright.correction.grams import at_once
+from bitwright.correction.calibrate import _Kept
+from bitwright.correction.grams import collected
 from bitwright.correction.reference import Original
 from bitwright.correction.running import outputs_apart
 from bitwright.errors import ConfigError, UnknownNameError
+from bitwright.training import Distillation
 from tests.correction.nets import calibrated, data, trained
+
+STEPS_OF_W4A4 = ["equalize", "gptq", "reestimate_norms", "correct_bias"]
 
 
 def test_ranges_have_the_least_error_of_the_result():
     model = calibrated(trained(), 3)
     layer = model.wide[0]
-    gram = dict(at_once(model, [layer], data(), None))[layer]
+    gram = dict(collected(model, [layer], data(), None))[layer]
     weight = layer.folded_weight()[0].detach()
     least = torch.full((8,), torch.inf, dtype=torch.float64)
     for part in torch.linspace(1, 0.5, 11):
@@ -61,19 +65,75 @@ def test_a_tensor_is_one_batch_and_a_name_one_step():
     assert torch.equal(first(x), third(x))
 
 
-def test_calibration_says_what_it_leaves_to_correct(caplog):
-    model = bw.prepare(trained(), data()[0], recipe="W4A4")
-    bw.calibrate(model, data())
-    said = "the recipe asks for corrections (gptq, norms, bias): bw.correct(model, batches) applies them"
-    assert said in caplog.messages
-    assert said in bw.ledger_of(model).notes
-    bw.correct(model, data())
-    assert said not in bw.ledger_of(model).notes
+def test_calibration_corrects_by_recipe(caplog):
+    model = bw.calibrate(bw.prepare(trained(), data()[0], recipe="W4A4"), data())
+    plain = bw.calibrate(bw.prepare(trained(), data()[0], recipe="W4A4"), data(), correct=False)
+    said = "the recipe asks for corrections (equalize, gptq, norms, bias): bw.correct(model, batches) applies them"
+    assert caplog.messages == [said]
+    assert said in bw.ledger_of(plain).notes
+    assert [line.split(":")[0] for line in bw.ledger_of(model).corrected] == STEPS_OF_W4A4
+    assert bw.ledger_of(plain).corrected == []
+    original = Original(plain)
+    apart = outputs_apart(plain, original, data())
+    bw.correct(plain, data())
+    assert bw.ledger_of(plain).notes == bw.ledger_of(model).notes
+    assert bw.ledger_of(plain).corrected == bw.ledger_of(model).corrected
+    x = data()[0]
+    assert torch.equal(plain(x), model(x))
+    assert outputs_apart(plain, original, data()) < apart
+    none = bw.calibrate(bw.prepare(trained(), x, recipe={"preset": "W4A4", "correct": []}), data())
+    assert bw.ledger_of(none).corrected == []
+
+
+def test_calibration_reads_data_once_and_starts_anew():
+    model = bw.prepare(trained(), data()[0], recipe={"preset": "W4A8", "correct": ["gptq", "norms", "bias"]})
+    first = bw.calibrate(model, iter(data()))(data()[0])
+    again = bw.calibrate(model, iter(data()))(data()[0])
+    assert torch.equal(first, again)
+    wide = [torch.full((200, 3, 10, 10), float(i)) for i in range(4)]
+    seen = _Kept(wide, 512)
+    assert len(list(seen)) == 4
+    assert len(seen.first) == 3  # 512 samples are in three of them
+
+
+def test_a_correction_that_does_not_fit_is_left_out(caplog):
+    net = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2)).eval()
+    model = bw.prepare(net, torch.ones(1, 4), recipe="W4A8")
+    bw.calibrate(model, [torch.randn(1, 4) for _ in range(3)])
+    note = "the correction 'norms' of the recipe was left out: a batch has only one value per channel"
+    assert any(line.startswith(note) for line in caplog.messages)
+    assert any(line.startswith(note) for line in bw.ledger_of(model).notes)
+    assert model(torch.ones(1, 4)).isfinite().all()
+
+
+def test_corrections_leave_the_float_model_known():
+    recipe = {"preset": "W4A8", "correct": ["gptq", "norms", "bias"]}
+    model = bw.calibrate(bw.prepare(trained(), data()[0], recipe=recipe), data())
+    plain = bw.calibrate(bw.prepare(trained(), data()[0], recipe=recipe), data(), correct=False)
+    assert bw.sensitivity(model, data()).layers == bw.sensitivity(plain, data()).layers
+    x = data()[0]
+    teacher, wanted = Distillation(model).teacher(x), Distillation(plain).teacher(x)
+    assert torch.allclose(teacher, wanted, atol=1e-5)
+    rows = {row.name: row for row in bw.analyze(model, data())}
+    assert 5 < rows["fc"].weight.sqnr < 40  # dB: not that of a weight which lies on its grid
+
+
+def test_other_bits_undo_corrections():
+    recipe = {"backend": "virtual", "weight": "int4 symmetric channel:0", "correct": ["gptq", "norms", "bias"]}
+    model = bw.calibrate(bw.prepare(trained(), data()[0], recipe=recipe), data())
+    plain = bw.calibrate(bw.prepare(trained(), data()[0], recipe=recipe), data(), correct=False)
+    budget = {"size": 1e6}
+    found, wanted = (bw.search_bits(each, data(), budget, bits=(4, 8)) for each in (model, plain))
+    assert found.bits == wanted.bits
+    assert found.measured == pytest.approx(wanted.measured)
+    assert bw.ledger_of(model).corrected == []
+    assert any("corrections were undone" in note for note in bw.ledger_of(model).notes)
+    assert torch.allclose(model(data()[0]), plain(data()[0]), atol=1e-5)
 
 
 def test_a_recipe_names_the_steps():
     recipe = {"preset": "W4A8", "correct": ["weight_ranges", "norms", "bias"]}
-    model = bw.calibrate(bw.prepare(trained(), data()[0], recipe=recipe), data())
+    model = bw.calibrate(bw.prepare(trained(), data()[0], recipe=recipe), data(), correct=False)
     original = Original(model)
     before = outputs_apart(model, original, data())
     done = bw.correct(model, iter(data()))
@@ -87,7 +147,7 @@ def test_a_recipe_names_the_steps():
 
 
 def test_the_file_of_a_corrected_model_is_proven(tmp_path):
-    model = bw.calibrate(bw.prepare(trained(), data()[0], recipe="W4A8"), data())
+    model = bw.calibrate(bw.prepare(trained(), data()[0], recipe="W4A8"), data(), correct=False)
     bw.correct(model, data(), ["weight_ranges", "gptq", "norms", "bias"])
     path = tmp_path / "model.onnx"
     bw.export(model, path)
@@ -111,7 +171,7 @@ class Tied(nn.Module):
 def test_layers_that_share_a_weight_are_corrected(steps):
     torch.manual_seed(0)
     net, x = Tied().eval(), torch.randn(64, 8)
-    model = bw.calibrate(bw.prepare(net, x, recipe="W4A8"), [x])
+    model = bw.calibrate(bw.prepare(net, x, recipe="W4A8"), [x], correct=False)
     with torch.no_grad():
         wanted = net(x)
         before = (model(x) - wanted).mean(0).square().sum()

@@ -304,7 +304,7 @@ def test_presets():
     assert (four.backend, four.weight.bits, four.activation.bits) == ("academic", 4, 4)
     assert Recipe.parse("w4a4") == Recipe.parse({"preset": "W4A4"}) == Recipe(preset="W4A4") == four
     assert (four.weight.observer, four.activation.observer) == ("BoundedMSEObserver", "MSEObserver")
-    assert four.correct == ("gptq", "norms", "bias")
+    assert four.correct == ("equalize", "gptq", "norms", "bias")
     assert Recipe.parse("W8A8").weight.observer is None
     assert Recipe.parse("W8A8").correct == ()
     only_weights = Recipe.parse("W4A16")

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from bitwright.analysis import Histogram, LayerStats, TensorStats, analyze
-from bitwright.calibration import calibrate
+from bitwright.correction import calibrate
 from bitwright.errors import ConfigError
 from bitwright.preparation import Verdict, ledger_of, prepare
 from bitwright.reporting import charts, report, text

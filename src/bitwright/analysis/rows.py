@@ -61,16 +61,23 @@ class Row:
         if isinstance(module, QuantMixin) and hasattr(module, "_weight_quantizer"):
             self.stats.weight.range = range_of(module.weight_quantizer)
 
-    def measure_weight(self) -> None:
-        """Compare the weight, with its BatchNorm folded in, with its quantized version."""
+    def weight(self) -> Tensor | None:
+        """A copy of the current weight, with its BatchNorm folded in."""
         if not isinstance(self.module, QuantMixin) or not hasattr(self.module, "_weight_quantizer"):
-            return
-        quantizer = self.module.weight_quantizer
+            return None
         weight = self.module.stored_weights().get("_weight_quantizer", self._weight)
-        if quantizer.calibrated and weight is not None:
+        return None if weight is None else weight.detach().clone()
+
+    def measure_weight(self, exact: Tensor | None) -> None:
+        """Compare the float model's weight with the quantized one."""
+        weight, module = self.weight(), self.module
+        if weight is None or exact is None or not isinstance(module, QuantMixin):
+            return
+        quantizer = module.weight_quantizer
+        if quantizer.calibrated:
             meter = self.meters["weight"] = Meter(quantizer)
-            meter.look(weight.detach())
-            meter.compare(weight, quantizer.fake_quantize(weight))
+            meter.look(exact)
+            meter.compare(exact, quantizer.fake_quantize(weight))
 
     def result(self) -> LayerStats:
         """The statistics, with the measurements filled in."""

@@ -1,6 +1,7 @@
 """analyze: run a calibrated model in float and quantized, and compare the two operator by operator."""
 
 from collections.abc import Iterable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from bitwright.analysis.rows import rows_of
 from bitwright.analysis.stats import Analysis
 from bitwright.analysis.watch import Record, unchanged, watched
 from bitwright.calibration import as_batches, as_inputs
+from bitwright.correction.reference import in_float
 from bitwright.errors import CalibrationError
 from bitwright.graph import Inputs
 from bitwright.modes import random_numbers_kept
@@ -26,7 +28,8 @@ def outline(model: nn.Module) -> Analysis:
 def analyze(model: nn.Module, batches: Iterable[Any], *, progress: bool | None = None) -> Analysis:
     """Run a calibrated model in float and quantized, and compare the two operator by operator.
 
-    Quantizers that are off stay off. One batch's activations are held at a time, and O(bins) of all others.
+    Quantizers that are off stay off. The float model is that before corrections. One batch's activations are held at a
+    time, and O(bins) of all others.
 
     Args:
         model: a calibrated model; it is unchanged afterwards.
@@ -44,15 +47,18 @@ def analyze(model: nn.Module, batches: Iterable[Any], *, progress: bool | None =
         raise CalibrationError("no quantizer of the model is quantizing: calibrate it before analyzing it")
     record, number = Record(), 0
     with torch.no_grad(), random_numbers_kept(), unchanged(model), watched(model, rows, record):
-        for row in rows:
-            row.measure_weight()
+        with in_float(model):
+            weights = [row.weight() for row in rows]
+        for row, weight in zip(rows, weights, strict=True):
+            row.measure_weight(weight)
         for number, batch in enumerate(track(as_batches(batches), "analyzing", show=progress), start=1):
             inputs, state = as_inputs(batch, count), torch.get_rng_state()
             record.clear()
             for record.quantized in (False, True):
                 _switch(found, active if record.quantized else ())
                 torch.set_rng_state(state)
-                _run(model, inputs, number)
+                with nullcontext() if record.quantized else in_float(model):
+                    _run(model, inputs, number)
     if not number:
         raise CalibrationError("the data to analyze with is empty: it yielded no batch")
     return Analysis(row.result() for row in rows)

@@ -16,6 +16,7 @@ from bitwright.bit_search.measured import Measured
 from bitwright.bit_search.solve import Pair, choose
 from bitwright.calibration import make_room_for_bias
 from bitwright.columns import in_columns
+from bitwright.correction.steps import undo_for_other_bits
 from bitwright.distributed import TIMEOUT, all_ranks
 from bitwright.errors import ConfigError, suggest
 from bitwright.preparation import Ledger, ledger_of
@@ -77,7 +78,8 @@ def search_bits(
 ) -> BitSearch:
     """Choose the bits of every quantized weight, and apply the choice to the model.
 
-    Each layer's damage is measured for each number of bits with all else in float, one pass over the data each. An
+    Corrections were made for the former bits, so they are undone first: run ``bw.correct`` afterwards. Each layer's
+    damage is measured for each number of bits with all else in float, one pass over the data each. An
     integer programme then finds the choice with the least damage in all, or with ``{"damage": …}`` the smallest one
     that does no more damage than that. It needs scipy: ``pip install 'bitwright[search]'``.
 
@@ -102,6 +104,7 @@ def search_bits(
     _check(budget, bits, metric)
     if ("latency" in budget) != (latency is not None):
         raise ConfigError("a latency budget and the table latency={layer: {bits: seconds}} need each other")
+    undo_for_other_bits(model)
     with all_ranks(timeout) as ranks:
         return _search(
             model, Damage(model, batches, metric, ranks), budget, bits, latency, interactions, progress, checkpoint

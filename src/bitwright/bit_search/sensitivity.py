@@ -12,6 +12,7 @@ from bitwright.bit_search.damage import Damage, Metric
 from bitwright.bit_search.layers import layers_of
 from bitwright.bit_search.measured import Measured
 from bitwright.columns import in_columns
+from bitwright.correction.reference import uncorrected
 from bitwright.distributed import TIMEOUT, all_ranks
 from bitwright.preparation import ledger_of
 from bitwright.progress import track
@@ -69,8 +70,9 @@ def sensitivity(
 ) -> Sensitivity:
     """Quantize one layer at a time and measure how far the model's results move from the float model's.
 
-    Takes one pass over the data for the float results and one for each layer, or two with ``cumulative``. Under
-    ``torchrun`` each rank gives its own share of the data, and all get the damages of the whole, to the bit.
+    A model that was corrected is measured as it was before, because corrections change all layers together. Takes one
+    pass over the data for the float results and one for each layer, or two with ``cumulative``. Under ``torchrun`` each
+    rank gives its own share of the data, and all get the damages of the whole, to the bit.
 
     Args:
         model: a calibrated model; it is unchanged afterwards.
@@ -83,7 +85,7 @@ def sensitivity(
             checkpoint of another model, recipe, metric or data set is refused.
         timeout: how long a rank waits for the others, in seconds.
     """
-    with all_ranks(timeout) as ranks:
+    with all_ranks(timeout) as ranks, uncorrected(model):
         damage = Damage(model, batches, metric, ranks)
         groups = _groups(model, damage)
         known = Measured(damage, "sensitivity", checkpoint)

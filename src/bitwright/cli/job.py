@@ -11,14 +11,13 @@ from torch import nn
 
 from bitwright.analysis import analyze
 from bitwright.backends import Backend
-from bitwright.calibration import calibrate
 from bitwright.cli.inputs import Batches, call_if_function, cut_to_model, read_batches
 from bitwright.cli.load import load, load_model
 from bitwright.cli.options import check_limits
 from bitwright.cli.output import step
 from bitwright.cli.scores import DeployedModel, Scores, first_scores, missed_drop, score
 from bitwright.cli.summary import Outcome
-from bitwright.correction import correct
+from bitwright.correction import calibrate, correct
 from bitwright.distributed import from_first_rank, rank, under_torchrun, world_size
 from bitwright.errors import ConfigError
 from bitwright.exporting import FORMATS, ExportedFile, ExportOptions, export
@@ -117,7 +116,7 @@ class Job:
         FORMATS.get(self._format)().check(qmodel, ledger_of(qmodel).example, self._options)
         before = self._score(model, "the float model") if rank() == 0 else {}
         mine = batches if world_size() == 1 else islice(batches, rank(), None, world_size())
-        calibrate(qmodel, mine, checkpoint=progress, uneven=True)
+        calibrate(qmodel, mine, correct=False, checkpoint=progress, uneven=True)
         if self._recipe.correct:
             with step("correcting"):
                 correct(qmodel, batches)  # all of them on every rank, so that every rank gets the same model

@@ -2,8 +2,11 @@
 
     s = √(r₁ / r₂),   w₁ / s,   w₂·s      r₁, r₂: the largest weight of each channel in the source and in its readers
 
+If the source is a BatchNorm that is kept apart, γ and β are divided, and r₁ = 3·|γ| + |β|, which results rarely exceed.
+
 The schedule ``cross_layer_equalization`` equalizes all pairs before anything is measured. This corrector works on
-the calibrated model. It tries all links at once, then each alone, and keeps what brings the outputs closer to float.
+the calibrated model. It tries all links at once, then each alone whose channels differ widely, and keeps what brings
+the outputs closer to float.
 """
 
 from collections.abc import Iterable
@@ -13,11 +16,21 @@ from torch import Tensor, nn
 
 from bitwright.correction.links import Link, find_links
 from bitwright.correction.outcome import Correction
+from bitwright.correction.running import first_samples
 from bitwright.correction.trials import try_links, trying, usable
 from bitwright.errors import ConfigError
+from bitwright.nn.fold import NORMS
 
 
-def equalize(model: nn.Module, batches: Iterable[Any], *, rounds: int = 2, progress: bool | None = None) -> Correction:
+def equalize(
+    model: nn.Module,
+    batches: Iterable[Any],
+    *,
+    rounds: int = 2,
+    samples: int = 128,
+    spread: float = 2.0,
+    progress: bool | None = None,
+) -> Correction:
     """Equalize the ranges of channels across layers, only where it lowers the error of the model's outputs.
 
     It moves factors between float parameters (in float the model computes the same, up to rounding), and finds the
@@ -25,29 +38,41 @@ def equalize(model: nn.Module, batches: Iterable[Any], *, rounds: int = 2, progr
 
     Args:
         model: a prepared and calibrated model; it is changed in place.
-        batches: as for ``calibrate``; a few hundred images. Each pair of layers takes two passes over them.
-        rounds: how often all pairs are tried; in a chain of layers, one benefits from changes to the next.
+        batches: as for ``calibrate``. Each pair of layers that is tried alone takes two passes over them.
+        rounds: how often pairs are tried alone; in a chain of layers, one benefits from changes to the next.
+        samples: how many samples are enough to compare outputs; batches after these are not read.
+        spread: ratio of the largest and the smallest factor of a pair, below which it is not tried alone.
         progress: show a progress bar; by default only on a terminal.
 
     Returns:
         What was done; ``changed`` has the error of the model's outputs, as a share of what it was before the pair;
         pairs that moved together have equal parts in what that changed.
     """
-    if rounds < 1:
-        raise ConfigError(f"equalize: rounds must be 1 or more, not {rounds}")
+    if rounds < 1 or samples < 1:
+        raise ConfigError(f"equalize: rounds and samples must be 1 or more, not {rounds} and {samples}")
     done = Correction("equalize")
-    with trying(model, batches, done, progress) as (trials, _):
-        links = find_links(trials.model, done, norms=False)
+    with trying(model, first_samples(batches, samples), done, progress) as (trials, _):
+        links = find_links(trials.model, done, norms=NORMS, products=False)
         share = trials.together(links, lambda link: _factors(link)[0])
         done.changed |= {link.name: share ** (1 / len(links)) for link in links if share < 1.0}
         for _ in range(rounds):
-            if not try_links(trials, links, _factors, done, "equalizing"):
+            wide = [link for link in links if _apart(link) >= spread]
+            if not try_links(trials, wide, _factors, done, "equalizing"):
                 break
-    done.skipped |= {link.name: "it would not lower the error" for link in links if link.name not in done.changed}
+    for link in links:
+        if link.name not in done.changed:
+            few = _apart(link) < spread
+            done.skipped[link.name] = "its channels differ little" if few else "it would not lower the error"
     return done
 
 
 def _factors(link: Link) -> list[Tensor]:
-    """The factors that make the ranges of the weights on both sides equal."""
+    """The factors that make the ranges on both sides equal."""
     first, second = link.largest()
     return [usable((first / second).sqrt())]
+
+
+def _apart(link: Link) -> float:
+    """The largest factor of a link in units of its smallest."""
+    factor = _factors(link)[0]
+    return float(factor.amax() / factor.amin())

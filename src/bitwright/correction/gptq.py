@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bitwright.correction.grams import Gram, at_once, fit_layers, one_by_one
+from bitwright.correction.grams import Gram, collected, fit_layers
 from bitwright.correction.outcome import Correction
 from bitwright.correction.reference import correcting
 from bitwright.errors import ConfigError
@@ -33,7 +33,7 @@ def gptq(
     *,
     damping: float = 0.01,
     act_order: bool = True,
-    sequential: bool = True,
+    passes: int = 16,
     progress: bool | None = None,
 ) -> Correction:
     """Round the weights of linear layers and convolutions, even grouped ones, for the least error of their results.
@@ -43,8 +43,8 @@ def gptq(
         batches: as for ``calibrate``, to be read several times: a list or a data loader.
         damping: share of the mean diagonal to add to the diagonal; it is raised where that is not enough.
         act_order: round columns of large inputs first.
-        sequential: observe each layer's inputs with all earlier layers rounded, in one pass per layer; otherwise one
-            pass serves all.
+        passes: over the data, at most one for each layer. Each pass serves some layers, and runs with all layers of
+            earlier passes rounded.
         progress: show a progress bar; by default only on a terminal.
 
     Returns:
@@ -52,11 +52,13 @@ def gptq(
     """
     if not damping > 0:
         raise ConfigError(f"damping must be above 0, not {damping}")
-    done, data = Correction("gptq"), list(batches) if sequential else batches
+    if isinstance(passes, bool) or not isinstance(passes, int) or passes < 1:
+        raise ConfigError(f"gptq: passes must be a whole number of at least 1, not {passes!r}")
+    done = Correction("gptq")
     names = {layer: name for name, layer in fit_layers(model, done).items()}
     sites = {site.layer: site for site in weight_sites(model)}
     with correcting(model):
-        for layer, gram in (one_by_one if sequential else at_once)(model, names, data, progress):
+        for layer, gram in collected(model, names, batches, progress, passes):
             weight = layer.folded_weight()[0].detach()
             rounded, share = round_weight(weight, layer.weight_quantizer, gram, damping, act_order)
             sites[layer].replace(rounded)

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bitwright.correction.outcome import Correction
-from bitwright.correction.running import Hook, Layer, Stop, calls, in_order, quantized_layers, run, seeing_inputs
+from bitwright.correction.running import Layer, Stop, calls, in_order, quantized_layers, run, seeing_inputs
 from bitwright.nn.conv import padding_edges
 from bitwright.progress import track
 
@@ -94,38 +94,39 @@ def _why_not(layer: Layer) -> str | None:
     return None if torch.equal(quantizer.fake_quantize(on_grid), on_grid) else "its method moves values on the grid"
 
 
-def at_once(
-    model: nn.Module, layers: Iterable[Layer], batches: Iterable[Any], progress: bool | None
+def collected(
+    model: nn.Module, layers: Iterable[Layer], batches: Iterable[Any], progress: bool | None, passes: int = 1
 ) -> Iterator[tuple[Layer, Gram]]:
-    """Each layer that data reaches, with its Gram matrix, from one pass through the quantized model."""
-    grams = {layer: Gram(layer) for layer in layers}
-    with seeing_inputs(grams, lambda layer, x: grams[layer].add(x)):
+    """Each layer that data reaches, with its Gram matrix, in so many passes through the quantized model.
+
+    With more than one, layers come in execution order, each pass ends with its last layer, and it runs with what the
+    caller has done to the layers of earlier passes.
+    """
+    if passes == 1:
+        yield from _one_pass(model, list(layers), batches, None, progress)
+        return
+    data = list(batches)
+    counts = in_order(model, next(calls(model, data[:1], "running")), layers)
+    order = list(counts)
+    size = -(-len(order) // passes)
+    for first in track(range(0, len(order), max(size, 1)), "collecting inputs", show=progress):
+        chosen = order[first : first + size]
+        yield from _one_pass(model, chosen, data, counts[chosen[-1]], False)
+
+
+def _one_pass(
+    model: nn.Module, chosen: list[Layer], batches: Iterable[Any], called: int | None, progress: bool | None
+) -> Iterator[tuple[Layer, Gram]]:
+    """One pass, which ends where the last of the layers was called so many times."""
+    grams = {layer: Gram(layer) for layer in chosen}
+    numbers = itertools.count(1)
+
+    def see(layer: Layer, x: Tensor) -> None:
+        grams[layer].add(x)
+        if called is not None and layer is chosen[-1] and next(numbers) % called == 0:
+            raise Stop
+
+    with seeing_inputs(grams, see):
         for inputs in calls(model, batches, "collecting inputs", progress):
             run(model, inputs)
     yield from ((layer, gram) for layer, gram in grams.items() if gram.count)
-
-
-def one_by_one(
-    model: nn.Module, layers: Iterable[Layer], batches: Iterable[Any], progress: bool | None
-) -> Iterator[tuple[Layer, Gram]]:
-    """Each layer in execution order, with its Gram matrix, from a separate pass up to its last call."""
-    data = list(batches)
-    order = in_order(model, next(calls(model, data[:1], "running")), layers)
-    for layer in track(order, "collecting inputs", show=progress):
-        gram = Gram(layer)
-        with seeing_inputs([layer], _ending(gram, order[layer])):
-            for inputs in calls(model, data, "running", progress=False):
-                run(model, inputs)
-        yield layer, gram
-
-
-def _ending(gram: Gram, called: int) -> Hook:
-    """Add a layer's inputs, and end the pass after its last call."""
-    numbers = itertools.count(1)
-
-    def see(_: Layer, x: Tensor) -> None:
-        gram.add(x)
-        if next(numbers) % called == 0:
-            raise Stop
-
-    return see

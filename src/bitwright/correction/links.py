@@ -37,6 +37,7 @@ from bitwright.nn.functional import QuantFunction
 from bitwright.nn.layer import QuantLayer
 from bitwright.quantizer import TensorQuantizer
 
+DEVIATIONS = 3  # from its mean, which a BatchNorm's result rarely leaves
 NORM_WEIGHTS = (*NORMS, nn.LayerNorm, nn.RMSNorm)
 
 
@@ -106,7 +107,9 @@ class Link:
         return [p for p in (taker.weight, getattr(taker, "bias", None)) if p is not None]
 
     def largest(self) -> tuple[Tensor, Tensor]:
-        """The largest weight of each channel, in the source (a layer) and in its readers."""
+        """The largest weight of each channel in the source (of a BatchNorm, the result), and in the readers."""
+        if isinstance(self.source, NORMS):
+            return (DEVIATIONS * self.source.weight.abs() + self.source.bias.abs()).detach(), self.largest_read()
         return largest_per_output(_as_folded(self.source)), self.largest_read()
 
     def largest_read(self) -> Tensor:
@@ -257,21 +260,23 @@ def _correspond(link: Link) -> bool:
     return axes == {link.axis} and {len(reader.largest()) for reader in link.readers} == {link.channels}
 
 
-def _source(node: fx.Node, model: fx.GraphModule, norms: bool) -> Link | None:
+def _source(node: fx.Node, model: fx.GraphModule, norms: tuple[type, ...], products: bool) -> Link | None:
     """A link without readers yet, if a call can be a source."""
     module: Any = module_of(node, model)
     layer = isinstance(module, QuantLayer) and isinstance(module, LAYERS)
-    if layer or (norms and isinstance(module, NORM_WEIGHTS)):
+    if layer or isinstance(module, norms):
         return Link(node_name(node), node, module)
-    product = product_at(node, model) if norms else None
+    product = product_at(node, model) if products else None
     return None if product is None else Link(product.name, product.node, product, [], [*product.quantizers])
 
 
-def find_links(model: fx.GraphModule, done: Correction, *, norms: bool) -> list[Link]:
-    """All links whose source is a quantized layer, or a norm if wanted; notes why others are not links."""
+def find_links(
+    model: fx.GraphModule, done: Correction, *, norms: tuple[type, ...] = NORM_WEIGHTS, products: bool = True
+) -> list[Link]:
+    """All links whose source is a quantized layer, a norm, or a product if wanted; notes why others are not links."""
     finder, found = _Finder(model), []
     for node in model.graph.nodes:
-        link = _source(node, model, norms)
+        link = _source(node, model, norms, products)
         if link is None:
             continue
         reason = finder.follow(link.node, link)

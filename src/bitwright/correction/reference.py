@@ -7,7 +7,7 @@ loading, they become the new original.
 
 import copy
 from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -16,7 +16,8 @@ from torch.func import functional_call
 
 from bitwright.graph import Inputs
 from bitwright.modes import eval_mode
-from bitwright.quantizer import float_state_dict, quantizers
+from bitwright.nn.weight_sites import weight_sites
+from bitwright.quantizer import TensorQuantizer, float_state_dict, quantizers
 from bitwright.quantizer.mode import Mode
 
 _KEPT = "bitwright_original"  # in the __dict__ of a model that was corrected
@@ -27,6 +28,7 @@ class Original:
 
     def __init__(self, model: nn.Module) -> None:
         self.state = {name: value.detach().clone() for name, value in float_state_dict(model).items()}
+        self.ranges = _weight_ranges(model)
         self.marks: list[float] = []
 
     def run(self, model: nn.Module, inputs: Inputs) -> Any:  # noqa: ANN401
@@ -59,6 +61,19 @@ class Original:
         with self.restored(model):
             change()
             self.state |= {n: v.detach().clone() for n, v in float_state_dict(model).items() if n in self.state}
+            self.ranges = _weight_ranges(model)
+
+    def keep(self, model: nn.Module) -> None:
+        """Remain the original of a model with its current parameters."""
+        self.marks = _marks(model)
+        model.__dict__[_KEPT] = self
+
+    def bring_back(self, model: nn.Module) -> None:
+        """Permanently undo all corrections but those that do not alter what the model computes in float."""
+        _copy(self.state, {n: v for n, v in float_state_dict(model).items() if isinstance(v, Tensor)})
+        for quantizer, state in self.ranges.items():
+            quantizer.load_state_dict(state, strict=False)
+        model.__dict__.pop(_KEPT, None)
 
 
 @contextmanager
@@ -79,14 +94,51 @@ def correcting(model: nn.Module) -> Generator[Original, None, None]:
     """Yield the original of a model that is about to be corrected, and remember it for the next corrector."""
     original = original_of(model) or Original(model)
     yield original
-    original.marks = _marks(model)
-    model.__dict__[_KEPT] = original
+    original.keep(model)
 
 
 def original_of(model: nn.Module) -> Original | None:
     """The model before it was corrected, or None if it was not, or has changed since."""
     known: Original | None = model.__dict__.get(_KEPT)
     return known if known is not None and known.marks == _marks(model) else None
+
+
+@contextmanager
+def in_float(model: nn.Module) -> Generator[None, None, None]:
+    """Temporarily give a model the parameters that it had before it was corrected, if it was."""
+    original = original_of(model)
+    with nullcontext() if original is None else original.restored(model):
+        yield
+
+
+@contextmanager
+def uncorrected(model: nn.Module) -> Generator[None, None, None]:
+    """Temporarily undo corrections, as :func:`undo_corrections` does."""
+    original, now = original_of(model), Original(model)
+    undone = undo_corrections(model)
+    try:
+        yield
+    finally:
+        if undone and original is not None:
+            now.bring_back(model)
+            original.keep(model)
+
+
+def undo_corrections(model: nn.Module) -> bool:
+    """Undo what correctors did, except for factors that they moved between layers; return whether there was anything.
+
+    Roundings that were learned since then were learned with the corrections, so these stay.
+    """
+    original = original_of(model)
+    if original is None or any(getattr(q.method, "rounding", None) is not None for q in original.ranges):
+        return False
+    original.bring_back(model)
+    return True
+
+
+def _weight_ranges(model: nn.Module) -> dict[TensorQuantizer, dict[str, Any]]:
+    """The state of the quantizers of weights, whose ranges follow re-estimated norms."""
+    return {site.quantizer: copy.deepcopy(site.quantizer.state_dict()) for site in weight_sites(model)}
 
 
 def _copy(source: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> None:

@@ -50,6 +50,25 @@ def calls(model: nn.Module, batches: Iterable[Any], what: str, progress: bool | 
         raise CalibrationError(f"{what}: the data is empty, or can be read only once: pass a list")
 
 
+def first_samples(batches: Iterable[Any], count: int) -> list[Any]:
+    """The first batches, until they have so many samples."""
+    chosen: list[Any] = []
+    for batch in as_batches(batches):
+        chosen.append(batch)
+        count -= samples_in(batch)
+        if count <= 0:
+            break
+    return chosen
+
+
+def samples_in(batch: Any) -> int:  # noqa: ANN401
+    """The samples of a batch: the length of its first tensor."""
+    if isinstance(batch, Tensor):
+        return len(batch) if batch.ndim else 1
+    items = batch.values() if isinstance(batch, dict) else batch if isinstance(batch, tuple | list) else ()
+    return next((samples_in(item) for item in items if isinstance(item, Tensor)), 1)
+
+
 def run(model: nn.Module, inputs: Inputs) -> Any:  # noqa: ANN401
     """Run a model on one batch, up to a hook that raises :class:`Stop`."""
     with torch.no_grad(), eval_mode(model):

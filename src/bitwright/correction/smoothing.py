@@ -48,7 +48,7 @@ def smooth(
         raise ConfigError(f"smooth: alpha must be a number from 0 to 1, or several, not {alpha!r}")
     done = Correction("smooth")
     with trying(model, batches, done, progress) as (trials, original):
-        links = find_links(trials.model, done, norms=True)
+        links = find_links(trials.model, done)
         largest = _largest(trials, original, links)
         reached = [link for link in links if link in largest]
         done.skipped |= {link.name: "no data reached it" for link in links if link not in largest}

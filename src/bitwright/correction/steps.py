@@ -1,20 +1,21 @@
-"""correct: run the correctors that a recipe lists, one after the other."""
+"""correct: run the correctors that a recipe lists, one after the other; calibration does so, too."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from torch import nn
 
-from bitwright.calibration import as_batches, uncorrected_note
+from bitwright.calibration import add_note, as_batches
 from bitwright.correction.analytic_bias import correct_bias_analytically
 from bitwright.correction.bias import correct_bias
 from bitwright.correction.equalization import equalize
 from bitwright.correction.gptq import gptq
 from bitwright.correction.norms import reestimate_norms
 from bitwright.correction.outcome import Correction, Corrections
+from bitwright.correction.reference import undo_corrections
 from bitwright.correction.smoothing import smooth
 from bitwright.correction.weight_ranges import fit_weight_ranges
-from bitwright.errors import UnknownNameError, suggest
+from bitwright.errors import CalibrationError, ConfigError, UnknownNameError, suggest
 from bitwright.preparation import ledger_of
 
 USUAL = ("gptq", "norms", "bias")
@@ -34,11 +35,13 @@ def correct(
 ) -> Corrections:
     """Recover accuracy of a prepared and calibrated model, in seconds and without training.
 
+    ``bw.calibrate`` has already run the steps of the recipe, unless told otherwise; this runs others, or more data.
+
     ::
 
-        qmodel = bw.prepare(net, images, recipe={"preset": "W4A8", "correct": ["gptq", "norms", "bias"]})
-        bw.calibrate(qmodel, batches)
-        bw.correct(qmodel, batches)
+        qmodel = bw.prepare(net, images, recipe="W4A8")
+        bw.calibrate(qmodel, batches, correct=False)
+        bw.correct(qmodel, batches, ["gptq", "norms", "bias"])
 
     Args:
         model: a prepared and calibrated model; it is changed in place.
@@ -64,6 +67,43 @@ def correct(
     data = as_batches(batches)
     data = data if len(steps) < 2 or isinstance(data, Sequence) else list(data)
     done = Corrections(STEPS[step](model, data, progress=progress) for step in steps)
-    ledger = ledger_of(model)
-    ledger.notes = [note for note in ledger.notes if note != uncorrected_note(model)]
+    _note(model, done)
     return done
+
+
+def correct_by_recipe(model: nn.Module, batches: Sequence[Any], progress: bool | None) -> None:
+    """Run the steps of the recipe; those that do not fit the model or the data are noted and left out."""
+    done = []
+    for step in ledger_of(model).recipe.correct:
+        try:
+            done.append(STEPS[step](model, batches, progress=progress))
+        except (CalibrationError, ConfigError) as error:
+            add_note(model, f"the correction {step!r} of the recipe was left out: {error}")
+    _note(model, done)
+
+
+def say_what_is_left(model: nn.Module) -> None:
+    """Log, and note in the ledger, that the corrections of the recipe are yet to be run."""
+    note = _uncorrected(model)
+    if note is not None:
+        add_note(model, note)
+
+
+def undo_for_other_bits(model: nn.Module) -> None:
+    """Undo corrections, because the bits that they were made for are about to change."""
+    if undo_corrections(model):
+        ledger_of(model).corrected.clear()
+        add_note(model, "the corrections were undone, because bits change: bw.correct(model, batches) makes them again")
+
+
+def _note(model: nn.Module, done: list[Correction]) -> None:
+    ledger = ledger_of(model)
+    ledger.notes = [note for note in ledger.notes if note != _uncorrected(model)]
+    ledger.corrected += [str(each).splitlines()[0] for each in done]
+
+
+def _uncorrected(model: nn.Module) -> str | None:
+    steps = ledger_of(model).recipe.correct
+    if not steps:
+        return None
+    return f"the recipe asks for corrections ({', '.join(steps)}): bw.correct(model, batches) applies them"

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from bitwright.calibration import make_room_for_bias
-from bitwright.correction.grams import Gram, at_once, fit_layers
+from bitwright.correction.grams import Gram, collected, fit_layers
 from bitwright.correction.outcome import Correction
 from bitwright.correction.running import Layer
 from bitwright.errors import ConfigError
@@ -52,7 +52,7 @@ def fit_weight_ranges(
     done = Correction("fit_weight_ranges")
     names = {layer: name for name, layer in fit_layers(model, done).items() if _fits(name, layer, done)}
     parts = torch.linspace(1.0, least, candidates).tolist()
-    for layer, gram in at_once(model, names, batches, progress):
+    for layer, gram in collected(model, names, batches, progress):
         done.changed[names[layer]] = _fit(layer, gram, parts)
         make_room_for_bias(layer)
     return done

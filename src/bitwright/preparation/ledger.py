@@ -67,6 +67,7 @@ class Ledger:
         arguments: further arguments of the call, beyond model, backend and recipe, to repeat it.
         swapped: whether it was swap_modules.
         tuned: the findings of tuning, in words; also in the notes.
+        corrected: what correctors did to the calibrated model, one line for each.
     """
 
     backend: Backend
@@ -80,6 +81,7 @@ class Ledger:
     arguments: dict[str, Any] = field(default_factory=dict)
     swapped: bool = False
     tuned: list[str] = field(default_factory=list)
+    corrected: list[str] = field(default_factory=list)
 
     def count(self) -> Counter[Verdict]:
         return Counter(e.verdict for e in self.entries)

@@ -3,7 +3,7 @@
 ``bits`` leaves everything else to the backend, so a preset works with any backend that supports those bits; presets
 that the CPU runtimes do not support name a backend that does. Below 8 bits the full range of a tensor depends too much
 on its largest value. Activations get the range of least error, weights the one that also bounds the resulting bias, and
-``bw.correct`` removes what is left.
+``bw.calibrate`` corrects what is left, by the steps under ``correct``.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,8 @@ class Preset:
 
 def _integers(weight: int, activation: int, **more: Any) -> dict[str, Any]:
     seen = {"bits": activation} if activation >= 8 else {"bits": activation, "observer": "MSEObserver"}
-    return {**_weights(weight), "activation": seen, **more}
+    whole = {**_weights(weight), "activation": seen, **more}
+    return whole | {"correct": ["equalize", *whole["correct"]]} if "correct" in whole else whole
 
 
 def _weights(bits: int) -> dict[str, Any]:

@@ -1,5 +1,7 @@
 """What a unit learns: the rounding of weights and the scales of activations, and how to undo it."""
 
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +15,7 @@ from bitwright.methods import Method
 from bitwright.methods.adaround import AdaRoundFakeQuantize
 from bitwright.methods.qdrop import QDropFakeQuantize
 from bitwright.nn.functional import QuantFunction
-from bitwright.nn.weight_sites import weight_sites
+from bitwright.nn.weight_sites import WeightSite, weight_sites
 from bitwright.numerics import quantize
 from bitwright.quantizer import TensorQuantizer
 from bitwright.spec import PerTensor
@@ -54,10 +56,38 @@ class LearnedWeight(Learned):
     Attributes:
         weight: what the quantizer quantizes.
         layer: what has the weight.
+        site: its place in the layer; None for the argument of a function.
+        own: the layer's own weight before GPTQ rounded it, if it did; learning starts there.
     """
 
     weight: Tensor
     layer: nn.Module
+    site: WeightSite | None = None
+    own: Tensor | None = None
+    _rounded: Tensor | None = field(default=None, init=False)
+
+    def remember(self) -> None:
+        """Remember the current weight, too, and take the one before GPTQ."""
+        super().remember()
+        if self.own is not None and self.site is not None:
+            self._rounded = self._set(self.own)
+
+    def restore(self) -> None:
+        """Restore the weight, too."""
+        if self._rounded is not None:
+            self._set(self._rounded)
+            self._rounded = None
+        super().restore()
+
+    def _set(self, own: Tensor) -> Tensor:
+        """Set the layer's own weight, and return the former one."""
+        layer: Any = self.layer
+        former = layer.weight.detach().clone()
+        with torch.no_grad():
+            layer.weight.copy_(own)
+        if self.site is not None:
+            self.weight = self.site.weight().detach()
+        return former
 
     @property
     def rounding(self) -> nn.Parameter:
@@ -108,6 +138,7 @@ class LearnedWeight(Learned):
 
     def round_by(self, ups: Tensor) -> None:
         """Permanently round up where ``ups`` says."""
+        self.remember()
         self._adopt()
         self.method.learn("rounding", ups.to(self.weight.device).float() * 2.0 - 1.0)
         self.harden()
@@ -176,10 +207,23 @@ def learnable_weights(model: fx.GraphModule, node: fx.Node) -> list[LearnedWeigh
     return [each for each in found if _rounds_to_nearest(each)]
 
 
+def start_from(state: Mapping[str, Tensor], model: nn.Module, weights: Iterable[LearnedWeight]) -> None:
+    """Make weights that GPTQ has rounded start from those in ``state``, unless other layers have them, too."""
+    names = {id(p): name for name, p in model.named_parameters()}
+    owners = Counter(id(p) for m in set(model.modules()) for p in m._parameters.values() if p is not None)
+    for weight in weights:
+        own = getattr(weight.layer, "weight", None)
+        if weight.site is None or not weight.site.plain or own is None or owners[id(own)] != 1:
+            continue
+        exact = state.get(names.get(id(own), ""))
+        if exact is not None and exact.shape == own.shape and not torch.equal(exact, own):
+            weight.own = exact
+
+
 def weights_of(module: nn.Module, path: str = "") -> list[LearnedWeight]:
     """The weights of the layers in a module."""
     return [
-        LearnedWeight(f"{path}.{site.name}".strip("."), site.quantizer, site.weight().detach(), site.layer)
+        LearnedWeight(f"{path}.{site.name}".strip("."), site.quantizer, site.weight().detach(), site.layer, site)
         for site in weight_sites(module)
     ]
 

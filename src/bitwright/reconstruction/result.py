@@ -65,7 +65,7 @@ class Reconstruction:
                 f"{unit.after:.2e}",
                 str(unit.steps),
                 f"{unit.seconds:.1f}",
-                "" if unit.kept else "(nearest rounding kept)",
+                "" if unit.kept else "(former rounding kept)",
             )
             for unit in self.units
         ]

@@ -34,6 +34,7 @@ from bitwright.reconstruction.learned import (
     LearnedWeight,
     learnable_weights,
     learns_scale,
+    start_from,
 )
 from bitwright.reconstruction.losses import prediction_gap
 from bitwright.reconstruction.result import Reconstruction, UnitResult
@@ -75,8 +76,9 @@ def reconstruct(
     """Learn how the weights of a calibrated model are rounded, unit by unit, to approach the float model.
 
     A unit's inputs come from the quantized model, with all earlier units done; its targets are the results of the float
-    model, before ``bw.correct`` changed its parameters. What was learned is kept only where it is better than before.
-    The float weights do not change, and neither do scales of weights, unless ``weight_scale_lr`` is given.
+    model, before corrections changed its parameters. What was learned is kept only where it is better than before. The
+    float weights do not change, except that those rounded by GPTQ are float again where learning them is better; scales
+    of weights change only if ``weight_scale_lr`` is given.
 
     Under ``torchrun`` each rank passes its own share of the data, and draws its share of ``batch_size`` from it. All
     learn the same from the mean of their gradients. A rank that fails, or has no data, is an error on all.
@@ -143,10 +145,14 @@ def reconstruct(
             stored = UnitCheckpoints(checkpoint, model, settings, data, ranks)
         graph = graph_of(model, example)
         job = _Job(graph, settings, stored, ranks)
+        if original is not None:
+            start_from(original.state, graph, [weight for unit in job.weights for weight in unit])
         values = [bind_inputs(model, each.args, each.kwargs) for each in inputs]
         exact = graph if original is None else graph_of(original.twin(model), example)
         flow = Flow(graph, exact, job.units, values, list(quantizers(model).values()), memory)
         result = job.run(flow, progress)
+        if original is not None:
+            original.keep(model)
     taught = {"adaround", settings.method}  # every method learns how weights are rounded
     ledger.notes = [note for note in ledger.notes if untaught.get(note) not in taught]
     return result

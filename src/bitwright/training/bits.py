@@ -2,6 +2,7 @@
 
 from torch import nn
 
+from bitwright.correction.steps import undo_for_other_bits
 from bitwright.errors import ConfigError
 from bitwright.nn.weight_sites import weight_sites
 from bitwright.quantizer import quantizers
@@ -11,7 +12,8 @@ from bitwright.recipe import with_bits
 def change_bits(model: nn.Module, weight: int | None = None, activation: int | None = None) -> nn.Module:
     """Change the bits of weights and activations that have fewer than 8 bits.
 
-    Ranges of activations do not change; those of weights are found again. Create a new optimizer afterwards if methods
+    Ranges of activations do not change; those of weights are found again. Corrections that were made for the former
+    bits are undone, unless the model was trained since. Create a new optimizer afterwards if methods
     have other Parameters.
 
     Args:
@@ -24,6 +26,7 @@ def change_bits(model: nn.Module, weight: int | None = None, activation: int | N
     """
     _check_bits("weight", weight)
     _check_bits("activation", activation)
+    undo_for_other_bits(model)
     sites = {site.quantizer: site for site in weight_sites(model)}
     for quantizer in quantizers(model).values():
         site, spec = sites.get(quantizer), quantizer.spec

@@ -1,18 +1,17 @@
 """Distillation: the float model teaches the quantized one."""
 
-import copy
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bitwright.correction.reference import Original, original_of
 from bitwright.errors import ConfigError
-from bitwright.quantizer import Mode, quantizers
 
 
 class Distillation:
-    """The distance between a model's predictions and those of its float version at the time of creation.
+    """The distance between a model's predictions and those of its float version, before it was corrected or trained.
 
     loss = T²·KL(softmax(teacher / T) ‖ softmax(student / T)), averaged over rows
 
@@ -25,11 +24,10 @@ class Distillation:
     def __init__(self, model: nn.Module, temperature: float = 1.0, teacher: nn.Module | None = None) -> None:
         if not temperature > 0:
             raise ConfigError(f"the temperature of distillation must be a positive number, not {temperature!r}")
-        self.temperature = temperature
-        self.teacher = (copy.deepcopy(model) if teacher is None else teacher).eval()
+        self.temperature, known = temperature, original_of(model)
+        self.teacher = (Original(model) if known is None else known).twin(model) if teacher is None else teacher
+        self.teacher.eval()
         if teacher is None:
-            for quantizer in quantizers(self.teacher).values():
-                quantizer.mode = Mode.OFF
             self.teacher.requires_grad_(False)
 
     def __call__(self, prediction: Tensor, *args: Any, **kwargs: Any) -> Tensor:

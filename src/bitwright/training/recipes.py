@@ -43,6 +43,7 @@ def qat_recipe(method: str, preset: str = "W4A4", **more: Any) -> Recipe:
     weight, activation, symmetric = _WORDS[word]
     base: Mapping[str, Any] = known.recipe
     settings: dict[str, Any] = {"preset": preset, "weight": {"method": weight}, "activation": {"method": activation}}
+    settings["correct"] = []  # training moves weights and norms anyway
     bits = base.get("activation", {}).get("bits") if isinstance(base.get("activation"), Mapping) else None
     if symmetric and bits is not None:
         settings["activation"] |= {"spec": f"int{bits} symmetric"}

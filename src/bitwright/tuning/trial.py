@@ -16,7 +16,7 @@ from torch import nn
 
 from bitwright.backends import Backend
 from bitwright.bit_search.damage import Damage
-from bitwright.calibration import calibrate
+from bitwright.correction import calibrate
 from bitwright.exporting import ExportedFile, LoadedFile, export
 from bitwright.exporting.formats.base import format_of
 from bitwright.preparation import ledger_of
@@ -51,7 +51,7 @@ class Source:
         if not quantizers(model):
             return None
         with _without_warnings():
-            calibrate(model, [self.example], progress=False)
+            calibrate(model, [self.example], correct=False, progress=False)
             written = export(model, self.folder / f"{len(list(self.folder.iterdir()))}.onnx")
         return Trial(model, recipe, written, tuple(left))
 
