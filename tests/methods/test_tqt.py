@@ -1,5 +1,7 @@
 """TQT against the paper's formula."""
 
+import math
+
 import torch
 from hypothesis import given
 
@@ -18,10 +20,16 @@ def test_tqt(spec, seed):
         v = x / s
         return rounded(torch.clamp(v, spec.qmin, spec.qmax)) * s
 
-    y = case.check(method, reference)
-    torch.testing.assert_close(y, on_grid(case, method, case.x), rtol=0, atol=0)
     s, _ = method.qparams(case.scale, case.zero_point)
+    plain = case.method("TqtFakeQuantize", use_grad_scaling=False)
+    y = case.check(plain, reference)
+    (same, scaled), (_, grads) = case.ours(method), case.ours(plain)
+    assert torch.equal(same, y)
+    wanted = grads["log2_threshold"] * case.factor / (s * math.log(2)).square()  # moves s as LSQ does
+    torch.testing.assert_close(scaled["log2_threshold"], wanted, rtol=1e-4, atol=0)
+    torch.testing.assert_close(y, on_grid(case, method, case.x), rtol=0, atol=0)
     mantissa, _ = torch.frexp(s)
     assert (mantissa == 0.5).all()
-    assert (s >= case.scale * 0.9999).all()
-    assert (s < case.scale * 2.0001).all()
+    assert (s >= case.scale * 0.7071).all()
+    assert (s <= case.scale * 1.4143).all()
+    assert (method.log2_threshold % 1 == 0.5).all()  # as far from the next scale as from the one before

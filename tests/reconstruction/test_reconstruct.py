@@ -11,7 +11,7 @@ from bitwright.errors import CalibrationError, ConfigError
 from bitwright.nn.weight_sites import weight_sites
 from bitwright.quantizer import Mode, quantizers
 from bitwright.reconstruction.columns import Column, Memory
-from tests.reconstruction.nets import NETS, calibrated
+from tests.reconstruction.nets import NETS, calibrated, residual_net
 
 FEW = {"steps": 40, "batch_size": 8, "lr": 0.1}
 MORE = {"steps": 300, "batch_size": 8, "lr": 0.02}
@@ -125,7 +125,7 @@ def test_images_have_their_channels_last_where_the_model_takes_them(flatten, mon
     torch.manual_seed(0)
     net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 6, 3), nn.ReLU(), flatten(), nn.Linear(96, 3))
     batches, seen = [torch.randn(16, 3, 8, 8) for _ in range(2)], []
-    model = bw.calibrate(bw.prepare(net, batches[0], recipe="W4A8"), batches)
+    model = bw.calibrate(bw.prepare(net, batches[0], recipe="W4A8"), batches, correct=False)
     rows = Column.rows
 
     def watched(column, chosen):
@@ -254,3 +254,20 @@ def test_a_caller_in_inference_mode_gets_the_same_model():
     with torch.inference_mode():
         bw.reconstruct(two[0], [(x.clone(),) for (x,) in two[1]], **FEW)
     assert same(weights(one[0]), weights(two[0]))
+
+
+@pytest.mark.parametrize("steps", [1, 150])
+def test_what_gptq_rounded_is_learned_anew_or_kept(tmp_path, steps):
+    net, batches = residual_net().eval(), [torch.randn(16, 3, 8, 8) for _ in range(2)]
+    model = bw.calibrate(bw.prepare(net, batches[0], recipe={"preset": "W3A3", "correct": ["gptq"]}), batches)
+    again, rounded = copy.deepcopy(model), copy.deepcopy(model.state_dict())
+    result = bw.reconstruct(model, batches, "qdrop", steps=steps, checkpoint=tmp_path)
+    assert all(unit.after <= unit.before for unit in result.units)
+    assert {unit.kept for unit in result.units} != ({True} if steps == 1 else {False})
+    kept = {name for unit in result.units if unit.kept for name in unit.layers}
+    for name, layer in net.named_modules():
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            wanted = layer.weight if name in kept else rounded[f"{name}.weight"]
+            assert torch.equal(model.get_submodule(name).weight, wanted), name
+    bw.reconstruct(again, batches, "qdrop", steps=steps, checkpoint=tmp_path)
+    assert torch.equal(model(batches[0]), again(batches[0]))

@@ -7,8 +7,14 @@ The scale is a power of two and follows the threshold t, whose logarithm is lear
     dx        = g                                     inside (qmin <= x / s <= qmax), else 0
     d(log2 t) = s·ln2 · (Σ g·(round(v) - v) inside,  Σ g·qmin below,  Σ g·qmax above)     with v = x / s
 
-ceil counts as the identity. The paper trains log2 t with Adam, which does not mind the gradient's size.
+ceil counts as the identity. The paper trains log2 t with Adam, which does not mind the gradient's size. For SGD it is
+multiplied by 1 / (√(n·qmax)·(s·ln2)²), n values per scale: then the scale moves as LSQ's does at the same rate.
+
+It begins in the middle of the thresholds whose scale is the power of two nearest to the calibrated one, so that the
+first steps do not double it.
 """
+
+import math
 
 import torch
 from torch import Tensor, nn
@@ -27,25 +33,28 @@ class TqtFakeQuantize(ClippedMethod):
 
     Args:
         spec: what the quantized tensor looks like; symmetric.
-        use_grad_scaling: multiply the gradient by 1 / √(n·qmax); the paper does not.
+        use_grad_scaling: scale the gradient as above; the paper, with Adam, does not.
     """
 
     log2_threshold: nn.Parameter
 
-    def __init__(self, spec: QuantSpec, use_grad_scaling: bool = False) -> None:
+    def __init__(self, spec: QuantSpec, use_grad_scaling: bool = True) -> None:
         need_symmetric(self, spec)
         super().__init__(spec, use_grad_scaling)
         self.magnitude_bits = spec.bits - int(spec.format.signed)  # log2 of the levels on one side
         self.register_parameter("log2_threshold", None)
 
     def start(self, scale: Tensor, zero_point: Tensor) -> None:
-        """Begin from the calibrated scale; the next power of two covers its range."""
-        self.learn("log2_threshold", torch.log2(scale.float()) + self.magnitude_bits)
+        """Begin in the middle of the thresholds whose scale is nearest to the calibrated one."""
+        self.learn("log2_threshold", torch.round(torch.log2(scale.float())) + self.magnitude_bits - 0.5)
 
     def grid(self, zero_point: Tensor) -> Grid:
         """Ends are qmin·s and qmax·s; s is a function of log2 t."""
         log2 = self.log2_threshold
         whole = torch.ceil(log2.detach()).clamp(_LOWEST, _HIGHEST)
+        if self.use_grad_scaling:
+            size = torch.exp2(whole - self.magnitude_bits) * math.log(2.0)
+            log2 = log2.detach() + (log2 - log2.detach()) / size.square()
         step = torch.exp2(log2 + (whole - log2).detach() - self.magnitude_bits)
         # exp2 of a whole number must be that power exactly, wherever it runs
         exact = torch.ldexp(torch.ones_like(whole), (whole - self.magnitude_bits).to(torch.int32))

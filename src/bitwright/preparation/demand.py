@@ -14,8 +14,9 @@ from bitwright.preparation.decisions import Decision, Decisions, Verdict
 from bitwright.preparation.float_tensors import is_float
 from bitwright.preparation.operator_recipe import make_quantizer, needed_spec
 from bitwright.preparation.region import Region
+from bitwright.preparation.signs import never_negative
 from bitwright.recipe import TensorRecipe
-from bitwright.spec import PerTensor, QuantSpec
+from bitwright.spec import NumberFormat, PerTensor, QuantSpec
 
 Key = tuple[fx.Node, str]  # a tensor, and how it is quantized
 
@@ -177,7 +178,18 @@ class Demand:
         recipe = self._in_fixed_range(root, self.requests[root].recipe)
         part = f" ({tensor.name})" if facts(tensor).part_of else ""
         label = f"output of {region.named(user_name(tensor))}{part}"
-        return add_internal(region.model, "quantizers", wish, make_quantizer(recipe, _fitting(recipe, tensor), label))
+        spec = self._by_sign(root, recipe, _fitting(recipe, tensor), region)
+        return add_internal(region.model, "quantizers", wish, make_quantizer(recipe, spec, label))
+
+    def _by_sign(self, root: Key, recipe: TensorRecipe, spec: QuantSpec, region: Region) -> QuantSpec:
+        """The unsigned spec, if that is wished and no tensor that shares the quantizer can be negative."""
+        wished = recipe.nonnegative == "unsigned" and spec.symmetric and spec.format.signed
+        if not wished or spec.format.floating:
+            return spec
+        unsigned = spec.with_(format=NumberFormat(f"uint{spec.bits}"))
+        tensors = [key[0] for key in self.parent if self.find(key) == root]
+        fits = self.backend.why_not("activations", unsigned) is None
+        return unsigned if fits and all(never_negative(t, region.model) for t in tensors) else spec
 
     def _in_fixed_range(self, root: Key, recipe: TensorRecipe) -> TensorRecipe:
         """A recipe with the range that the target fixes for a tensor, unless it shares its scale with others."""

@@ -38,7 +38,7 @@ class Recipe(Described):
     leaves: tuple[str, ...] = ()
     """Modules that stay whole and float: names, globs, or type:Name."""
     correct: tuple[Corrector, ...] = ()
-    """What ``bw.correct`` does to the calibrated model, in this order."""
+    """What ``bw.calibrate`` corrects once ranges are found, in this order; [] corrects nothing."""
     allow_float: bool = False
     """Leave an operator float where the backend cannot do what is asked, instead of refusing it all."""
 

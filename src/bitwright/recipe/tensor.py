@@ -59,6 +59,8 @@ class TensorRecipe(Described):
     """Arguments of the observer."""
     method_options: dict[str, JsonValue] = Field(default_factory=dict)
     """Arguments of the method."""
+    nonnegative: Literal["unsigned"] | None = None
+    """'unsigned': a symmetric spec becomes unsigned for tensors that cannot be negative, such as those after a ReLU."""
 
     @model_validator(mode="before")
     @classmethod

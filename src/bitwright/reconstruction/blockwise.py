@@ -11,6 +11,7 @@ from torch import Tensor, fx, nn
 
 from bitwright.calibration import as_batches, as_inputs, calibrate_by, watched
 from bitwright.checkpoints import digest_of
+from bitwright.correction.steps import say_what_is_left
 from bitwright.distributed import TIMEOUT, job_name
 from bitwright.errors import CalibrationError
 from bitwright.files import scratch_folder
@@ -40,6 +41,8 @@ def calibrate_by_block(
     timeout: float = TIMEOUT,
 ) -> nn.Module:
     """Calibrate a model whose weights are too large for memory; the ranges are those of ``calibrate``, to the bit.
+
+    Corrections of the recipe are left to ``bw.correct``.
 
     All batches go through one block of the graph (a residual block, an attention with its sum) before the next. If the
     weights come from :func:`~bitwright.map_weights`, only those of the current block are in memory. Only values between
@@ -75,7 +78,9 @@ def calibrate_by_block(
                 job.run(saved, show=progress)
             return job.batches
 
-    return calibrate_by(observe, model, uneven=uneven, timeout=timeout)
+    calibrate_by(observe, model, uneven=uneven, timeout=timeout)
+    say_what_is_left(model)
+    return model
 
 
 class _Job:

@@ -12,7 +12,7 @@ _WORDS: dict[str, tuple[str, str, bool]] = {
     "lsq": ("LearnableFakeQuantize", "LearnableFakeQuantize", False),
     "lsq+": ("LSQPlusFakeQuantize", "LSQPlusFakeQuantize", False),
     "pact": ("DoReFaFakeQuantize", "PACTFakeQuantize", False),
-    "dorefa": ("DoReFaFakeQuantize", "DoReFaFakeQuantize", False),
+    "dorefa": ("DoReFaFakeQuantize", "FixedFakeQuantize", False),
     "dsq": ("DSQFakeQuantize", "DSQFakeQuantize", False),
     "tqt": ("TqtFakeQuantize", "TqtFakeQuantize", True),
     "apot": ("APoTFakeQuantize", "APoTFakeQuantize", True),
@@ -27,9 +27,10 @@ def qat_recipe(method: str, preset: str = "W4A4", **more: Any) -> Recipe:
 
     Args:
         method: ``"lsq"``, ``"lsq+"``, ``"pact"``, ``"dorefa"``, ``"dsq"``, ``"tqt"`` or ``"apot"``. The last two have
-            no zero point, so activations get signed specs. DoReFa's weights are for backends that keep BatchNorms
-            apart, such as that of ``"W4A4"``; they lie on integers here, as files need it. PACT has them as in its
-            paper, and LSQ's where BatchNorms are folded.
+            no zero point, so activations that can be negative get signed specs. DoReFa's activations keep their
+            calibrated range, because its own, [0, 1], would cut off most of a trained net's. Its weights are for
+            backends that keep BatchNorms apart, such as that of ``"W4A4"``; they lie on integers here, as files need
+            it. PACT has them as in its paper, and LSQ's where BatchNorms are folded.
         preset: such as ``"W4A4"``; first and last layers have 8 bits in those with few bits, and APoT leaves these to
             LSQ, as it is for few bits.
         more: further settings of the recipe, such as ``backend`` or ``rules``.
@@ -46,7 +47,7 @@ def qat_recipe(method: str, preset: str = "W4A4", **more: Any) -> Recipe:
     settings["correct"] = []  # training moves weights and norms anyway
     bits = base.get("activation", {}).get("bits") if isinstance(base.get("activation"), Mapping) else None
     if symmetric and bits is not None:
-        settings["activation"] |= {"spec": f"int{bits} symmetric"}
+        settings["activation"] |= {"spec": f"int{bits} symmetric", "nonnegative": "unsigned"}
     if weight == _SIZELESS:
         settings["weight"] = _sizeless(word, Recipe.parse({**settings, **more}).backend)
     return Recipe.parse({**settings, **more})

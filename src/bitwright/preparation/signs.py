@@ -1,0 +1,38 @@
+"""Signs: which tensors of a graph cannot be negative, whatever the input."""
+
+from torch import fx
+
+from bitwright.graph.names import module_of
+from bitwright.graph.walks import operator_called
+from bitwright.quantizer import TensorQuantizer
+
+_POSITIVE = ("sigmoid", "hardsigmoid", "softmax", "softplus")
+_KEEP = ("add", "mul", "cat", "mean", "dropout", "identity")
+
+
+def never_negative(tensor: fx.Node, model: fx.GraphModule) -> bool:
+    """Whether no value of a tensor can be below 0."""
+    waiting, seen = [tensor], {tensor}
+    while waiting:
+        node = waiting.pop()
+        module = module_of(node, model)
+        kind = None if isinstance(module, TensorQuantizer) else operator_called(node, module)
+        limits = None if kind is None else kind.limits_of(node, module)
+        if kind is not None and (
+            kind.name in _POSITIVE or (limits is not None and limits[0] is not None and limits[0] >= 0.0)
+        ):
+            continue
+        passes = isinstance(module, TensorQuantizer) or (
+            kind is not None and (kind.name in _KEEP or kind.pool or kind.carries_scale(node, module))
+        )
+        if not passes or not node.all_input_nodes or _has_negative_number(node):
+            return False
+        new = [n for n in node.all_input_nodes if n not in seen]
+        seen.update(new)
+        waiting += new
+    return True
+
+
+def _has_negative_number(node: fx.Node) -> bool:
+    """Whether a sum or product has a number below 0 as one of its terms."""
+    return any(isinstance(each, int | float) and each < 0 for each in (*node.args, *node.kwargs.values()))
