@@ -26,7 +26,7 @@ def test_tqt(spec, seed):
     (same, scaled), (_, grads) = case.ours(method), case.ours(plain)
     assert torch.equal(same, y)
     wanted = grads["log2_threshold"] * case.factor / (s * math.log(2)).square()  # moves s as LSQ does
-    torch.testing.assert_close(scaled["log2_threshold"], wanted, rtol=1e-4, atol=0)
+    torch.testing.assert_close(scaled["log2_threshold"], wanted.clamp(-1, 1), rtol=1e-4, atol=0)
     torch.testing.assert_close(y, on_grid(case, method, case.x), rtol=0, atol=0)
     mantissa, _ = torch.frexp(s)
     assert (mantissa == 0.5).all()

@@ -8,13 +8,15 @@ The scale is a power of two and follows the threshold t, whose logarithm is lear
     d(log2 t) = s·ln2 · (Σ g·(round(v) - v) inside,  Σ g·qmin below,  Σ g·qmax above)     with v = x / s
 
 ceil counts as the identity. The paper trains log2 t with Adam, which does not mind the gradient's size. For SGD it is
-multiplied by 1 / (√(n·qmax)·(s·ln2)²), n values per scale: then the scale moves as LSQ's does at the same rate.
+multiplied by 1 / (√(n·qmax)·(s·ln2)²), n values per scale: then the scale moves as LSQ's does at the same rate. It is also
+kept within [-1, 1], since a step that is large for a logarithm cannot be made up for.
 
 It begins in the middle of the thresholds whose scale is the power of two nearest to the calibrated one, so that the
 first steps do not double it.
 """
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +27,20 @@ from bitwright.methods.options import need_symmetric
 from bitwright.spec import QuantSpec
 
 _LOWEST, _HIGHEST = -60.0, 60.0
+
+
+class _Calmed(torch.autograd.Function):
+    """The identity, whose gradient is divided by ``size``² and clamped."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, size: Tensor) -> Tensor:  # noqa: ANN401
+        ctx.save_for_backward(size)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:  # noqa: ANN401
+        (size,) = ctx.saved_tensors
+        return (grads[0] / size.square()).clamp(-1.0, 1.0), None
 
 
 @register_method("TqtFakeQuantize", aliases=("tqt", "TQT", "TQTFakeQuantize"))
@@ -53,8 +69,7 @@ class TqtFakeQuantize(ClippedMethod):
         log2 = self.log2_threshold
         whole = torch.ceil(log2.detach()).clamp(_LOWEST, _HIGHEST)
         if self.use_grad_scaling:
-            size = torch.exp2(whole - self.magnitude_bits) * math.log(2.0)
-            log2 = log2.detach() + (log2 - log2.detach()) / size.square()
+            log2 = _Calmed.apply(log2, torch.exp2(whole - self.magnitude_bits) * math.log(2.0))
         step = torch.exp2(log2 + (whole - log2).detach() - self.magnitude_bits)
         # exp2 of a whole number must be that power exactly, wherever it runs
         exact = torch.ldexp(torch.ones_like(whole), (whole - self.magnitude_bits).to(torch.int32))
