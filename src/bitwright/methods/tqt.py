@@ -8,8 +8,8 @@ The scale is a power of two and follows the threshold t, whose logarithm is lear
     d(log2 t) = s·ln2 · (Σ g·(round(v) - v) inside,  Σ g·qmin below,  Σ g·qmax above)     with v = x / s
 
 ceil counts as the identity. The paper trains log2 t with Adam, which does not mind the gradient's size. For SGD it is
-multiplied by 1 / (√(n·qmax)·(s·ln2)²), n values per scale: then the scale moves as LSQ's does at the same rate. It is also
-kept within [-1, 1], since a step that is large for a logarithm cannot be made up for.
+multiplied by 1 / (√(n·qmax)·(s·ln2)²), n values per scale: then the scale moves as LSQ's does at the same rate. It is
+also kept within [-1, 1], since a step that is large for a logarithm cannot be made up for.
 
 It begins in the middle of the thresholds whose scale is the power of two nearest to the calibrated one, so that the
 first steps do not double it.

@@ -14,7 +14,7 @@ class UnitResult:
         name: the module or layers of the unit.
         layers: the weights that learned their rounding.
         scales: how many activations learned their scale.
-        before: the error of its results with nearest rounding, relative to their power; with ``prediction`` the gap
+        before: the error of its results with the former rounding, relative to their power; with ``prediction`` the gap
             between predictions is added at its weight.
         after: the error now; never more than before.
         kept: whether what was learned was better and is in force.
