@@ -87,6 +87,21 @@ def test_a_file_that_is_not_proven_is_not_kept(timed, monkeypatch):
     assert tuning.notes[1] == "a faster file was not kept because it was not verified: largest gap 3 steps"
 
 
+def test_the_fastest_file_that_is_proven_is_kept(timed, monkeypatch):
+    """Without ``point`` in integers too, the file is faster still, but that one is not proven."""
+
+    def table(operator: Executed) -> float:
+        return 9.5 if operator.integer and "point" in operator.nodes else _slow_depthwise(operator)
+
+    both = _tuned(Separable(), (1, 3, 8, 8), timed(table))
+    assert {o.name for o in both.left_float} == {"depth", "point"}
+    proofs = iter([Proof("", 1, 1, missed=["largest gap 3 steps"]), Proof("", 1, 1)])
+    monkeypatch.setattr("bitwright.tuning.speed.verify", lambda *_, **__: next(proofs))
+    tuning = _tuned(Separable(), (1, 3, 8, 8), timed(table))
+    assert {o.name for o in tuning.left_float} == {"depth"}
+    assert both.after_ms < tuning.after_ms < tuning.before_ms
+
+
 @pytest.mark.parametrize("integer_product", [1.0, 100.0])
 def test_attention_is_in_integers_where_that_is_faster(timed, integer_product):
     def table(operator: Executed) -> float:

@@ -98,6 +98,7 @@ class _Search:
     def __init__(self, source: Source, runtime: Runtime) -> None:
         self._source, self._runtime, self._notes = source, runtime, list[str]()
         self._feeds: dict[str, np.ndarray] = {}
+        self._beaten: dict[Trial, Trial] = {}  # what each winner of a race was faster than
 
     def run(self, recipe: Recipe) -> SpeedTuning:
         """Search, prove the winner, and time it against the first file and against float."""
@@ -159,22 +160,27 @@ class _Search:
         if best is trial:
             return best
         old, new = self._times([best.file, trial.file])
-        return trial if new * _FASTER < old else best
+        if new * _FASTER >= old:
+            return best
+        self._beaten[trial] = best
+        return trial
 
     def _proven(self, best: Trial, first: Trial) -> Trial:
-        """The winner if its file does what the simulation does, or else the first file."""
-        if best is first:
-            return best
+        """The fastest whose file does what the simulation does, or else the first file."""
+        while best is not first and (problem := self._problem(best)):
+            self._notes.append(f"a faster file was not kept because it was not verified: {problem}")
+            best = self._beaten.get(best, first)
+        return best
+
+    def _problem(self, trial: Trial) -> str:
+        """What verify misses in a file, or nothing."""
         try:
             proof = verify(
-                best.model, best.written, [best.batch], runtimes=[self._runtime.name], latency=False, progress=False
+                trial.model, trial.written, [trial.batch], runtimes=[self._runtime.name], latency=False, progress=False
             )
-            problem = "; ".join(proof.missed)
         except BitwrightError as error:
-            problem = str(error)
-        if problem:
-            self._notes.append(f"a faster file was not kept because it was not verified: {problem}")
-        return first if problem else best
+            return str(error)
+        return "; ".join(proof.missed)
 
     def _times(self, files: list[LoadedFile]) -> list[float]:
         """Seconds of each file, the median of several races."""
