@@ -72,10 +72,9 @@ def test_other_formats_of_every_backend_are_proven(everything: nn.Module, backen
 
 @pytest.mark.slow
 @pytest.mark.skipif(not RUNTIMES.get("inductor").available(), reason="there is no C++ compiler")
-@pytest.mark.parametrize("backend", ["onnxruntime", "openvino"])
-def test_program_of_a_network_with_transposed_convolutions_is_proven(backend: str, tmp_path: Path) -> None:
+def test_program_of_a_network_with_transposed_convolutions_is_proven(tmp_path: Path) -> None:
     net = built(Residual)
-    model = bw.calibrate(bw.prepare(net, inputs(net), backend), [inputs(net)], progress=False)
+    model = bw.calibrate(bw.prepare(net, inputs(net), "onnxruntime"), [inputs(net)], progress=False)
     file = bw.export(model, tmp_path / "net.pt2", format="torch")
     proof = bw.verify(model, file, [inputs(net, seed=3)], latency=False, progress=False)
     assert proof.ok, proof
