@@ -180,6 +180,36 @@ def test_norms_after_computed_sizes_use_their_own_channels(backend: str, tmp_pat
     prove(NormAfterWindows(), torch.randn(2, 3, 8, 6), backend, tmp_path / "net.onnx")
 
 
+class PaddedPools(nn.Module):
+    """Pools of largest values over zeros that were padded before, where all values are negative."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(3, 4, 1), nn.Conv2d(4, 4, 1)
+        nn.init.constant_(self.first.get_parameter("bias"), -4.0)
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        y = self.first(x)
+        pooled = F.max_pool2d(F.pad(y, (1, 1, 1, 1)), 3, 2)
+        rows = F.max_pool1d(F.pad(y.flatten(2), (2, 1)), 3)
+        return [F.group_norm(pooled, 2), self.last(pooled), F.max_pool2d(nn.ZeroPad2d(1)(y.tanh() - 2.0), 2), rows]
+
+
+@pytest.mark.parametrize("quantized", [True, False])
+@pytest.mark.parametrize("backend", ["onnxruntime", "openvino"])
+def test_pools_see_zeros_that_were_padded(backend: str, quantized: bool, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net, x = PaddedPools().eval(), torch.randn(2, 3, 8, 6)
+    if quantized:
+        prove(net, x, backend, tmp_path / "net.onnx")
+        return
+    pytest.importorskip(backend)
+    model = bw.calibrate(bw.prepare(net, x, backend), [x])
+    file = bw.export(model, tmp_path / "float.onnx", quantized=False)
+    for got, expected in zip(bw.run_file(file, backend)(x), net(x), strict=True):
+        assert torch.allclose(got, expected, atol=1e-4)
+
+
 @pytest.mark.parametrize("approximate", ["none", "tanh"])
 def test_gelu_is_torchs_and_one_operator_of_onnxruntime(approximate, tmp_path):
     torch.manual_seed(0)

@@ -168,7 +168,7 @@ _OTHERS: list[tuple[str, str, int, str, str, Mapping[str, Any]]] = [
     ("gcvit", "vision transformer", 128, "gcvit", "GlobalContextVit", _GCVIT),
     ("nest", "vision transformer", 224, "nest", "Nest", _NEST),
     ("nextvit", "vision transformer", 128, "nextvit", "NextViT", {"in_chans": 3, "depths": (1, 1, 5, 1)}),
-    ("bit", "cnn", _SIZE, "resnetv2", "ResNetV2", {"layers": [1, 1, 1, 1], "stem_type": "fixed"}),
+    ("big_transfer", "cnn", _SIZE, "resnetv2", "ResNetV2", {"layers": [1, 1, 1, 1], "stem_type": "fixed"}),
 ]
 
 

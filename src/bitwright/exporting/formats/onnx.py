@@ -49,6 +49,7 @@ def build(deployment: Deployment, inputs: Inputs, options: ExportOptions, format
     from bitwright.exporting.onnx.cleaning import (
         add_biases,
         join_gelu,
+        keep_padding,
         keep_results,
         scale_results,
         separate_weights,
@@ -78,6 +79,8 @@ def build(deployment: Deployment, inputs: Inputs, options: ExportOptions, format
     if deployment.rules.dequantizes_apart:
         join_gelu(model)
         keep_results(model)
+    if deployment.rules.dequantizes_apart or not deployment.quantized:
+        keep_padding(model)
     if deployment.rules.float_apart:
         add_biases(model)
         separate_weights(model)

@@ -87,6 +87,23 @@ def keep_results(model: Any) -> None:
                 user.replace_input_with(position, _same(model, result, user))
 
 
+def keep_padding(model: Any) -> None:
+    """Keep padding with zeros apart from a pool of largest values.
+
+    onnxruntime (1.31) makes both one, and then pads with the lowest number instead, also where all values are negative.
+    """
+    for node in [n for n in model.graph if n.op_type == "Pad" and _pads_with_zero(n)]:
+        padded = node.outputs[0]
+        for user, position in list(padded.uses()):
+            if user.op_type == "MaxPool":
+                user.replace_input_with(position, _same(model, padded, user))
+
+
+def _pads_with_zero(node: Any) -> bool:
+    mode, value = node.attributes.get("mode"), node.inputs[2] if len(node.inputs) > 2 else None
+    return (mode is None or mode.as_string() == "constant") and (value is None or not _number(value))
+
+
 def _moves_to_quantizer(node: Any) -> bool:
     if node.op_type not in _MOVES:
         return False
