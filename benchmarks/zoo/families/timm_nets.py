@@ -161,7 +161,7 @@ _OTHERS: list[tuple[str, str, int, str, str, Mapping[str, Any]]] = [
     ("convmixer", "depthwise cnn", _SIZE, "convmixer", "ConvMixer", {"dim": 192, "depth": 4}),
     ("mixer", "mlp", _SIZE, "mlp_mixer", "MlpMixer", _MIXER),
     ("poolformer", "mlp", _SIZE, "metaformer", "MetaFormer", {"depths": (1, 1, 1, 1), "dims": (32, 64, 128, 192)}),
-    ("focalnet", "vision transformer", _SIZE, "focalnet", "FocalNet", {"depths": (1, 1, 1, 1), "embed_dim": 48}),
+    ("focalnet_srf", "vision transformer", _SIZE, "focalnet", "FocalNet", {"depths": (1, 1, 1, 1), "embed_dim": 48}),
     ("volo", "vision transformer", _SIZE, "volo", "VOLO", _VOLO),
     ("nasnet", "cnn", _SIZE, "nasnet", "NASNetALarge", {"stem_size": 24, "num_features": 960}),
     ("vgg", "cnn", _SIZE, "vgg", "VGG", {"cfg": [32, "M", 64, "M", 128, "M", 256, "M"], "mlp_ratio": 0.1}),
