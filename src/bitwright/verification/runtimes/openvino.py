@@ -49,7 +49,7 @@ class OpenVino(Runtime):
         ports = {name: port for port in compiled.outputs for name in port.get_names()}
 
         def run(feeds: Mapping[str, np.ndarray]) -> Arrays:
-            results = request.infer(dict(feeds))
+            results = request.infer(_read_inputs(compiled, feeds))
             return {name: np.array(results[ports[name]]) for name in file.outputs if name in ports}
 
         return run
@@ -60,7 +60,7 @@ class OpenVino(Runtime):
         request = compiled.create_infer_request()
         times: dict[str, float] = {}
         for run in range(1 + RUNS):
-            request.infer(dict(feeds))
+            request.infer(_read_inputs(compiled, feeds))
             for c in request.get_profiling_info() if run else ():
                 times[c.node_name] = min(times.get(c.node_name, math.inf), c.real_time.total_seconds() * 1e6)
         nodes = file.nodes()
@@ -97,6 +97,15 @@ class OpenVino(Runtime):
         core = openvino.Core()
         with loadable(file) as content:
             return core.compile_model(core.read_model(content), "CPU", settings)
+
+
+def _read_inputs(compiled: Any, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:  # noqa: ANN401
+    """The inputs that a compiled model has left; it drops those that nothing reads, and refuses values for them."""
+    names = [port.get_names() for port in compiled.inputs]
+    unnamed = [sorted(known) for known in names if not known & feeds.keys()]
+    if unnamed:
+        raise RuntimeError(f"it asks for the inputs {unnamed}, and the file has {', '.join(feeds)}")
+    return {name: value for name, value in feeds.items() if any(name in known for known in names)}
 
 
 def _source(name: str, known: Mapping[str, str]) -> str:
