@@ -124,3 +124,31 @@ def test_layers_of_constants_compute_in_float(tmp_path):
     assert found["image"][0] == "integer"
     proof = bw.verify(model, bw.export(model, tmp_path / "net.onnx"), [x], latency=False, progress=False)
     assert proof.ok, proof.missed
+
+
+class Residual(nn.Module):
+    """Sums around layers, and what reads the last of them."""
+
+    def __init__(self, layer, after):
+        super().__init__()
+        self.one, self.two, self.after = layer(8, 8, 1) if layer is nn.Conv2d else layer(8, 8), nn.ReLU(), after
+
+    def forward(self, x):
+        x = x + self.one(x)
+        return self.after(self.two(x + self.one(x)))
+
+
+@pytest.mark.parametrize(
+    ("layer", "after", "integer"),
+    [
+        (nn.Linear, nn.LayerNorm(8), False),
+        (nn.Linear, nn.Linear(8, 3), True),
+        (nn.Conv2d, nn.Softmax(1), True),  # other readers of a convolution may read integers
+    ],
+)
+def test_sums_are_quantized_for_what_computes_in_integers(layer, after, integer, tmp_path):
+    x = torch.randn(2, 8, 4, 4) if layer is nn.Conv2d else torch.randn(2, 5, 8)
+    ledger, gap = carried_file(Residual(layer, after), x, tmp_path)
+    assert gap < 0.02
+    assert ledger["add"].verdict is (Verdict.INTEGER if integer else Verdict.FLOAT)
+    assert integer or ledger["add"].reason == "nothing around it computes in integers"

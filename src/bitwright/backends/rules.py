@@ -148,6 +148,9 @@ class OperatorRules(Strict):
     conditions: Annotated[Mapping[Operator, Condition], ByOperator] = Field(default_factory=dict)
     """For an operator, a function of the graph node that says why this call cannot run in integers, or None if it
     can. A call that only moves values then moves them in float."""
+    unneeded: Annotated[Mapping[Operator, Condition], ByOperator] = Field(default_factory=dict)
+    """For an operator, a function of the graph node that says why this call gains nothing in integers, or None if it
+    does gain. A call that gains nothing stays float."""
     float_apart: bool = False
     """Whether files keep OpenVINO from computing other values, by guards around what stays float, as it moves scales
     into that, and after what it would scale twice, round or clip, and by how biases and weights are written."""

@@ -124,7 +124,8 @@ def _on_backend(node: fx.Node, module: nn.Module | None, decision: Decision, bac
     if condition is not None and (obstacle := condition(node)):
         verdict = Verdict.FLOAT if found is None else Verdict.CARRIED  # what moves values needs no quantizer
         return Judgement(verdict, obstacle, keep_float=True)
-    return found
+    unneeded = None if own_choice or found is not None else backend.operators.unneeded.get(decision.kind)
+    return Judgement(Verdict.FLOAT, reason) if unneeded is not None and (reason := unneeded(node)) else found
 
 
 def _by_kind(node: fx.Node, module: nn.Module | None, decision: Decision, backend: Backend) -> Judgement | None:
