@@ -113,3 +113,8 @@ def test_what_cannot_be_is_refused(model: nn.Module, file: Path, tmp_path: Path)
         check_file(file, batches())
     with pytest.raises(ConfigError, match="exists already"):
         bw.export(model, file, format="openvino", overwrite=False)
+
+
+def test_it_is_not_judged_without_its_model(file: Path) -> None:
+    with pytest.raises(VerifyError, match=r"cannot be judged alone, .*: give the model .* or compare it with another"):
+        check_file(file, batches())

@@ -51,6 +51,11 @@ def check_file(
         latency: measure the speed and the peak memory against FP32 in the same runtime.
     """
     file, data = _read(path, batches)
+    if file.format not in RUNTIMES.get("reference").formats:
+        raise VerifyError(
+            f"{str(path)!r} cannot be judged alone, because only ONNX defines what files compute: give the model that "
+            "it was exported from (--model and --saved), or compare it with another file"
+        )
     twin = file.float_twin()
     none = dict.fromkeys(("largest", "uncompared", "output_local", "output_steps", "violations", "weights", "changes"))
     target = find_backend(backend) if backend is not None else None  # pyrefly: ignore
