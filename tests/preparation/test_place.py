@@ -269,3 +269,22 @@ def test_padding_with_minus_infinity_before_a_max_pool(tmp_path):
     proof = bw.verify(prepared, path, x, runtimes=["onnxruntime"], latency=False).runtimes["onnxruntime"]
     assert proof.largest == 0
     assert proof.coverage == 1.0
+
+
+def test_a_result_that_all_want_in_float_has_no_quantizer(tmp_path):
+    class Gated(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
+
+        def forward(self, x):
+            y = torch.relu(self.first(x))
+            return F.hardswish(self.second(y)) + y
+
+    x = torch.randn(2, 3, 8, 8)
+    model = bw.prepare(Gated().eval(), x, recipe={"rules": [{"match": "re:.*", "input": "float"}]})
+    for node in model.graph.nodes:
+        assert node.users or node.op == "output", f"nothing reads {node}"
+    bw.calibrate(model, [x], progress=False)
+    path = bw.export(model, tmp_path / "net.onnx")
+    assert bw.verify(model, path, [x], latency=False, progress=False).ok

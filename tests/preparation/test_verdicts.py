@@ -128,7 +128,11 @@ def test_force():
     )
     assert ("add", "add", ["mean"]) in placed(forced)
     rule = {"match": "node:mean", "force": True, "output": "int8"}
-    result = bw.prepare(Small(), image(), "academic", recipe={"weight": "int8", "activation": "uint8", "rules": [rule]})
+    recipe = {"weight": "int8", "activation": "uint8", "rules": [rule]}
+    result = bw.prepare(Small(), image(), "academic", recipe=recipe)
+    assert specs(result)["mean"] == ("", "", "")  # the last layer, its only reader, has a spec of its own
+    recipe["rules"] = [rule, {"match": "fc", "input": "int8"}]
+    result = bw.prepare(Small(), image(), "academic", recipe=recipe)
     assert specs(result)["mean"] == ("", "", "int8 symmetric tensor")
 
     class Odd(nn.Module):

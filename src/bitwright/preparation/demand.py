@@ -165,9 +165,11 @@ class Demand:
         for tensor, keys in sorted(self.of_tensor.items(), key=lambda item: order[item[0]]):
             readers = {key: self._readers(key, order) for key in keys}
             for key, users in readers.items():
+                if not users:  # all want it in float
+                    continue
                 root = self.find(key)
                 if root not in names:
-                    wish = tensor.name if key == keys[0] or not users else f"{tensor.name}_for_{users[0].name}"
+                    wish = tensor.name if key == keys[0] else f"{tensor.name}_for_{users[0].name}"
                     names[root] = self._add_quantizer(region, root, tensor, wish)
                 names[key] = names[root]
                 own = names[key].rpartition(".")[2].removeprefix(tensor.name) if root == key else ""

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from math import isinf
 
 from bitwright.errors import ConfigError, UnknownNameError, suggest
 from bitwright.verification.proof import OutputCheck, RuntimeProof, TensorCheck
@@ -119,6 +120,8 @@ class Limits:
                 value = _measured(check, name)
                 if value is None:
                     yield f"the output {check.name} was not measured ({name})"
+                elif name == "output_steps" and isinf(value):
+                    yield f"the output {check.name} differs, and no quantized tensor before it explains that"
                 elif not value <= limit:
                     yield f"the output {check.name} {judged[name].format(value)}, more than {limit:g}"
 

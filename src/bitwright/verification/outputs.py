@@ -61,7 +61,7 @@ class OutputTally:
         if doubtful:
             checks, noise = list(self._checks.values()), self._noise(model, inputs, free)
             for i, largest in doubtful.items():
-                checks[i].steps = max(checks[i].steps or 0.0, _ratio(largest, noise[i]))
+                checks[i].steps = max(checks[i].steps or 0.0, ratio(largest, noise[i]))
 
     def _add(self, check: OutputCheck, ours: Tensor, theirs: Tensor, following: Tensor | None) -> float:
         gap = difference(ours, theirs)
@@ -71,7 +71,7 @@ class OutputTally:
         count = self._counts[check.name] = before + gap.numel()
         check.mean = ((check.mean or 0.0) * before + float(gap.sum())) / count
         check.largest = max(check.largest or 0.0, largest)
-        check.relative = max(check.relative or 0.0, _ratio(largest, magnitude(ours)))
+        check.relative = max(check.relative or 0.0, ratio(largest, magnitude(ours)))
         check.steps = check.steps or 0.0
         if not before:
             check.local = local
@@ -113,7 +113,8 @@ def magnitude(x: Tensor) -> float:
     return _max(x.detach().double().cpu().abs()) if x.is_floating_point() else 1.0
 
 
-def _ratio(value: float, unit: float) -> float:
+def ratio(value: float, unit: float) -> float:
+    """A value in units of another; infinite units of zero, unless the value is zero, too."""
     if value == 0.0:
         return 0.0
     return value / unit if unit else float("inf")
@@ -125,7 +126,7 @@ def _share(gap: Tensor, ours: Tensor) -> float:
     A channel of probabilities beside one of pixels must not hide behind the pixels' magnitude.
     """
     whole = magnitude(ours)
-    worst = _ratio(float(gap.max()), whole)
+    worst = ratio(float(gap.max()), whole)
     if not ours.is_floating_point():
         return worst
     sizes = ours.detach().double().cpu().abs()
@@ -135,7 +136,7 @@ def _share(gap: Tensor, ours: Tensor) -> float:
         if others and ours.numel() >= _MANY * ours.shape[axis]:
             units = sizes.amax(others) + _LEAST * whole
             gaps = gap.amax(others)
-            worst = max(worst, *(_ratio(g, u) for g, u in zip(gaps.tolist(), units.tolist(), strict=True)))
+            worst = max(worst, *(ratio(g, u) for g, u in zip(gaps.tolist(), units.tolist(), strict=True)))
     return worst
 
 

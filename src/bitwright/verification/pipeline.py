@@ -24,6 +24,7 @@ from bitwright.quantizer import quantizers
 from bitwright.verification.changes import add_changes
 from bitwright.verification.constraints import View, constraints_of, violations_of
 from bitwright.verification.coverage import add_coverage
+from bitwright.verification.defaults import add_defaults
 from bitwright.verification.feeds import as_array, feeds_of
 from bitwright.verification.hardware import hardware_notes
 from bitwright.verification.identity import check_identity
@@ -204,7 +205,7 @@ def _prove(
     model: nn.Module, file: LoadedFile, record: ExportRecord, runtime: Runtime, data: list[Inputs], show: bool | None
 ) -> RuntimeProof:
     """Prove the file in one runtime."""
-    proof = RuntimeProof(runtime.name, runtime.version, dict(runtime.settings))
+    proof = RuntimeProof(runtime.name, runtime.version)
     simulation = model if record.quantized else float_twin(model).model
     weights = {t.quantizer for t in record.tensors if t.kind == "weight"}
     tensors, outputs = TensorTally(record.tensors, file.constant), OutputTally(file.outputs, weights)
@@ -216,6 +217,7 @@ def _prove(
         if executed is None:
             executed = runtime.profile(file, feeds)
             add_coverage(proof, runtime, executed, file, ledger_of(model), feeds)
+            add_defaults(proof, runtime, file, feeds, results)
         following = None
         if record.quantized:
             watch = watch or Watcher(runtime, file, feeds, results, executed).watch(tensors.watched)

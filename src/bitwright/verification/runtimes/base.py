@@ -5,7 +5,7 @@ import os
 import tempfile
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -78,6 +78,7 @@ class Runtime(ABC):
         formats: the formats that it executes.
         settings: settings of sessions beyond the runtime's defaults, so that they compute in float32.
         float32_settings: those that keep float parts from being computed in less than float32.
+        by_default: what it does without ``settings`` that they prevent, in words.
         reasons: why an operator of the file cannot run in integers here, by its type.
         isolated: whether files run in a child process, so that a crash does not end ours. It applies to the class that
             sets it, which must be at the top level of an importable module, but not to subclasses.
@@ -91,6 +92,7 @@ class Runtime(ABC):
     formats: ClassVar[tuple[str, ...]] = ("onnx",)
     settings: Mapping[str, str] = {}
     float32_settings: ClassVar[Mapping[str, str]] = {}
+    by_default: ClassVar[str] = ""
     reasons: ClassVar[Mapping[str, str]] = {}
     isolated: ClassVar[bool] = False
     stands_in: ClassVar[bool] = False
@@ -221,6 +223,10 @@ class Runtime(ABC):
         twin = copy.copy(self)
         twin.settings = {**self.settings, **self.float32_settings}
         return twin
+
+    def affects(self, kinds: Collection[str]) -> bool:
+        """Whether ``settings`` may change what operators of these kinds, as the runtime calls them, compute."""
+        return bool(self.settings)
 
     def default_precision(self) -> str:
         """The default precision of float parts in this runtime on this machine; empty for float32."""

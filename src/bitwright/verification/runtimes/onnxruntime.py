@@ -4,7 +4,7 @@ import json
 import math
 import re
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -36,13 +36,19 @@ _FLOATS = {"float", "double", "float16", "bfloat16"}
 
 @register_runtime("onnxruntime")
 class OnnxRuntime(Runtime):
-    """onnxruntime's CPU provider, opened as ``onnxruntime.InferenceSession(path)`` opens it."""
+    """onnxruntime's CPU provider, opened as ``onnxruntime.InferenceSession(path)`` opens it, but for one setting.
+
+    With it, products of floats and stored integers compute in float32: by default the floats are rounded to 8 bits.
+    """
 
     name = "onnxruntime"
     package = "onnxruntime"
     isolated = True
     extra = "onnx"
     formats: ClassVar[tuple[str, ...]] = ("onnx", "qoperator")
+    float32_settings: ClassVar[Mapping[str, str]] = {"session.qdq_matmulnbits_accuracy_level": "1"}
+    settings: Mapping[str, str] = float32_settings
+    by_default = "it rounds the other factor of products with stored integers to 8 bits"
     reasons: ClassVar[Mapping[str, str]] = {"ConvTranspose": "onnxruntime has no integer transposed convolution"}
 
     @property
@@ -54,7 +60,7 @@ class OnnxRuntime(Runtime):
     def session(self, file: "OnnxFile", threads: int = 0, *, as_is: bool = False) -> Session:
         """Load a file; one with an LSTM that finds ranges gets one thread, to find them for the whole batch."""
         finds_ranges = any(node.op_type == "DynamicQuantizeLSTM" for node in file.proto.graph.node)
-        loaded = self._load(file, self._options(threads or int(finds_ranges)))
+        loaded = self._load(file, self._options(threads or int(finds_ranges), {} if as_is else self.settings))
         names = [o.name for o in loaded.get_outputs()]
 
         def run(feeds: Mapping[str, np.ndarray]) -> Arrays:
@@ -68,7 +74,7 @@ class OnnxRuntime(Runtime):
 
         with scratch_folder(tempfile.gettempdir()) as folder:
             saved = folder / "optimized.onnx"
-            options = self._options(1)
+            options = self._options(1, self.settings)
             options.enable_profiling = True
             options.profile_file_prefix = str(folder / "profile")
             options.optimized_model_filepath = str(saved)
@@ -84,13 +90,18 @@ class OnnxRuntime(Runtime):
         words = super().words_of(error)
         return words if _NO_KERNEL not in words or _HINT in words else f"{words}{_HINT}"
 
-    def _options(self, threads: int) -> Any:  # noqa: ANN401
+    def affects(self, kinds: Collection[str]) -> bool:
+        return "MatMulNBits" in kinds
+
+    def _options(self, threads: int, settings: Mapping[str, str]) -> Any:  # noqa: ANN401
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 4
         if threads:
             options.intra_op_num_threads = options.inter_op_num_threads = threads
+        for name, value in settings.items():
+            options.add_session_config_entry(name, value)
         return options
 
     def _load(self, file: "OnnxFile", options: Any) -> Any:  # noqa: ANN401

@@ -27,15 +27,22 @@ _NEW_NAME = "/"  # separates the node's name from the suffix of what OpenVINO de
 
 @register_runtime("openvino")
 class OpenVino(Runtime):
-    """OpenVINO's CPU plug-in, with float32 where it computes in float: its default is bf16 on CPUs that have it."""
+    """OpenVINO's CPU plug-in, with float32 where it computes in float.
+
+    Its default is bf16 on CPUs that have it, and 8 bits for the inputs of layers with stored integers.
+    """
 
     name = "openvino"
     package = "openvino"
     isolated = True
     extra = "openvino"
     formats: ClassVar[tuple[str, ...]] = ("onnx", "openvino")
-    float32_settings: ClassVar[Mapping[str, str]] = {"INFERENCE_PRECISION_HINT": "f32"}
+    float32_settings: ClassVar[Mapping[str, str]] = {
+        "INFERENCE_PRECISION_HINT": "f32",
+        "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0",
+    }
     settings: Mapping[str, str] = float32_settings
+    by_default = "it computes float parts in less than float32, or rounds the inputs of layers with stored integers"
 
     @property
     def version(self) -> str:

@@ -24,9 +24,9 @@ class Reference(OnnxRuntime):
         """Nothing, as this would not represent the target."""
         return []
 
-    def _options(self, threads: int) -> Any:  # noqa: ANN401
+    def _options(self, threads: int, settings: Mapping[str, str]) -> Any:  # noqa: ANN401
         import onnxruntime
 
-        options = super()._options(threads)
+        options = super()._options(threads, settings)
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         return options
