@@ -124,8 +124,7 @@ def useful_line(error: BaseException) -> str:
     """The line of another program's error that says what is wrong, and the operator that it is wrong with."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     said = [line.removeprefix("-- ") for line in lines if not (_PLACES.match(line) or _OPERATOR.match(line))]
-    place = _OPERATOR.search(str(error))
-    where = f"{place[2]} ({place[1]}): " if place is not None else ""
+    where = "".join(f"{name} ({kind}): " for kind, name in _OPERATOR.findall(str(error))[:1])
     first, *rest = said or lines or [type(error).__name__]
     return where + (f"{first} {rest[0]}" if rest and first.endswith(_UNFINISHED) else first)
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from bitwright.analysis.rows import rows_of
+from bitwright.analysis.rows import Row, rows_of
 from bitwright.analysis.stats import Analysis
 from bitwright.analysis.watch import Record, unchanged, watched
 from bitwright.calibration import as_batches, as_inputs
@@ -47,10 +47,7 @@ def analyze(model: nn.Module, batches: Iterable[Any], *, progress: bool | None =
         raise CalibrationError("no quantizer of the model is quantizing: calibrate it before analyzing it")
     record, number = Record(), 0
     with torch.no_grad(), random_numbers_kept(), unchanged(model), watched(model, rows, record):
-        with in_float(model):
-            weights = [row.weight() for row in rows]
-        for row, weight in zip(rows, weights, strict=True):
-            row.measure_weight(weight)
+        _measure_weights(model, rows)
         for number, batch in enumerate(track(as_batches(batches), "analyzing", show=progress), start=1):
             inputs, state = as_inputs(batch, count), torch.get_rng_state()
             record.clear()
@@ -62,6 +59,13 @@ def analyze(model: nn.Module, batches: Iterable[Any], *, progress: bool | None =
     if not number:
         raise CalibrationError("the data to analyze with is empty: it yielded no batch")
     return Analysis(row.result() for row in rows)
+
+
+def _measure_weights(model: nn.Module, rows: list[Row]) -> None:
+    with in_float(model):
+        weights = [row.weight() for row in rows]
+    for row, weight in zip(rows, weights, strict=True):
+        row.measure_weight(weight)
 
 
 def _switch(every: Iterable[TensorQuantizer], on: Iterable[TensorQuantizer]) -> None:

@@ -97,6 +97,9 @@ class TensorRules(Strict):
             return f"has no scales per {granularity} for {kind} ('{spec}'); it has them per {allowed}"
         if ("symmetric" if spec.symmetric else "affine") not in self.schemes:
             return f"needs {listed(self.schemes, ' or ')} {kind}, not '{spec}'"
+        return self._lacks(spec, kind)
+
+    def _lacks(self, spec: QuantSpec, kind: str) -> str | None:
         if self.power_of_two and not spec.power_of_two:
             return f"needs scales that are powers of two ('{spec}' lacks the word 'pot')"
         if self.narrow and not spec.narrow:

@@ -21,6 +21,8 @@ from bitwright.correction.trials import try_links, trying, usable
 from bitwright.errors import ConfigError
 from bitwright.nn.fold import NORMS
 
+_DIFFER_LITTLE = "its channels differ little"
+
 
 def equalize(
     model: nn.Module,
@@ -59,10 +61,8 @@ def equalize(
             wide = [link for link in links if _apart(link) >= spread]
             if not try_links(trials, wide, _factors, done, "equalizing"):
                 break
-    for link in links:
-        if link.name not in done.changed:
-            few = _apart(link) < spread
-            done.skipped[link.name] = "its channels differ little" if few else "it would not lower the error"
+    for link in (each for each in links if each.name not in done.changed):
+        done.skipped[link.name] = _DIFFER_LITTLE if _apart(link) < spread else "it would not lower the error"
     return done
 
 

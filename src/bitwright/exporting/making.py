@@ -113,12 +113,16 @@ def _encoded(shapes: Any) -> Any:
     if isinstance(shapes, tuple | list):
         items = [_encoded(value) for value in shapes]
         return _UNKNOWN if _UNKNOWN in items else items
-    hint = next((name for name in _HINTS if shapes == getattr(torch.export.Dim, name)), None)
+    return _encoded_dim(shapes)
+
+
+def _encoded_dim(size: Any) -> Any:
+    hint = next((name for name in _HINTS if size == getattr(torch.export.Dim, name)), None)
     if hint is not None:
         return {"hint": hint}
-    if type(shapes) is torch.export.Dim:
-        limits = [limit if type(limit) is int else None for limit in (shapes.min, shapes.max)]  # None is infinite
-        return {"dim": [shapes.__name__, *limits]}
+    if type(size) is torch.export.Dim:
+        limits = [limit if type(limit) is int else None for limit in (size.min, size.max)]  # None is infinite
+        return {"dim": [size.__name__, *limits]}
     return _UNKNOWN
 
 

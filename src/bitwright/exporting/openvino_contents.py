@@ -12,9 +12,8 @@ _COUNTED = re.compile(r"_\d+$")  # OpenVINO numbers what it makes, on and on in 
 def ir_contents(graph: bytes, tensors: bytes, without: str) -> dict[str, str]:
     """Digests of a graph that OpenVINO has written, without one of its entries, and of its tensors."""
     net, found = ElementTree.fromstring(graph), Contents()
-    for layer in net.iter("layer"):
-        if layer.get("type") != "Parameter":
-            layer.set("name", _COUNTED.sub("", layer.get("name", "")))
+    for layer in (each for each in net.iter("layer") if each.get("type") != "Parameter"):
+        layer.set("name", _COUNTED.sub("", layer.get("name", "")))
     read: dict[str, list[str]] = {}
     for edge in net.findall("edges/edge"):
         read.setdefault(edge.get("to-layer", ""), []).append(str(sorted(edge.items())))
@@ -22,13 +21,16 @@ def ir_contents(graph: bytes, tensors: bytes, without: str) -> dict[str, str]:
         kind = "stored tensor" if layer.get("type") == "Const" else "operator"
         text = ElementTree.tostring(layer) + "".join(sorted(read.get(layer.get("id", ""), []))).encode()
         found.add(f"the {kind} {layer.get('name')}", text + b"".join(_stored(layer, tensors)))
-    for entry in net:
-        if entry.tag not in ("layers", "edges"):
-            for parent in entry.iter():
-                for child in [c for c in parent if c.tag == without]:
-                    parent.remove(child)
-            found.add(f"the {entry.tag}", ElementTree.tostring(entry))
+    for entry in (each for each in net if each.tag not in ("layers", "edges")):
+        _remove(entry, without)
+        found.add(f"the {entry.tag}", ElementTree.tostring(entry))
     return found.digests
+
+
+def _remove(entry: Element, tag: str) -> None:
+    for parent in entry.iter():
+        for child in [c for c in parent if c.tag == tag]:
+            parent.remove(child)
 
 
 def _stored(layer: Element, tensors: bytes) -> list[bytes]:

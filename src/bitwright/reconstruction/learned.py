@@ -213,11 +213,10 @@ def start_from(state: Mapping[str, Tensor], model: nn.Module, weights: Iterable[
     owners = Counter(id(p) for m in set(model.modules()) for p in m._parameters.values() if p is not None)
     for weight in weights:
         own = getattr(weight.layer, "weight", None)
-        if weight.site is None or not weight.site.plain or own is None or owners[id(own)] != 1:
-            continue
-        exact = state.get(names.get(id(own), ""))
-        if exact is not None and exact.shape == own.shape and not torch.equal(exact, own):
-            weight.own = exact
+        if own is not None and weight.site is not None and weight.site.plain and owners[id(own)] == 1:
+            exact = state.get(names.get(id(own), ""), own)
+            if exact.shape == own.shape and not torch.equal(exact, own):
+                weight.own = exact
 
 
 def weights_of(module: nn.Module, path: str = "") -> list[LearnedWeight]:

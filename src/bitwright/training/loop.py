@@ -118,9 +118,8 @@ def train(
         evaluate: a function of the model that returns a score, called after each epoch.
         progress: show a progress bar; by default only on a terminal.
     """
-    _check(model, epochs, distill, teacher)
-    if not callable(loss):
-        raise ConfigError(f"loss must be a function such as torch.nn.functional.cross_entropy, not {loss!r}")
+    _check_options(loss, epochs, distill, teacher)
+    _check_quantizers(model)
     for name, value in (("lr", lr), ("scale_lr", scale_lr), ("weight_decay", weight_decay), ("dampening", dampening)):
         if value is not None and not 0.0 <= value < math.inf:
             raise ConfigError(f"{name} must be a finite number of at least 0, not {value!r}")
@@ -244,13 +243,18 @@ def _check_sizes(model: nn.Module) -> None:
             )
 
 
-def _check(model: nn.Module, epochs: int, distill: float, teacher: nn.Module | None) -> None:
+def _check_options(loss: object, epochs: int, distill: float, teacher: nn.Module | None) -> None:
+    if not callable(loss):
+        raise ConfigError(f"loss must be a function such as torch.nn.functional.cross_entropy, not {loss!r}")
     if not isinstance(epochs, int) or epochs < 1:
         raise ConfigError(f"epochs must be a whole number of at least 1, not {epochs!r}")
     if not 0.0 <= distill <= 1.0:
         raise ConfigError(f"distill must be a share of the loss, from 0 to 1, not {distill!r}")
     if teacher is not None and not distill:
         raise ConfigError("a teacher is learned from only where distill is above 0, such as distill=0.5")
+
+
+def _check_quantizers(model: nn.Module) -> None:
     found = quantizers(model)
     if not any(q.quantizes for q in found.values()):
         raise CalibrationError("no quantizer of the model is quantizing: calibrate it before training it")

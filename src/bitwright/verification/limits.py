@@ -104,26 +104,12 @@ class Limits:
         yield from _too_low(proof.equal, self.equal, "of the quantized values equal the simulation", 3)
 
     def _outputs(self, proof: RuntimeProof) -> Iterator[str]:
-        judged = {
-            "output_local": "computed from the runtime's own quantized tensors differs by {:.3%} of its magnitude",
-            "output_steps": "differs by {:.2f} times what one step of noise at every quantizer does",
-            "output": "differs by {:.2%} of its magnitude",
-        }
-        wanted = {name: limit for name in judged if (limit := getattr(self, name)) is not None}
+        wanted = {name: limit for name in _JUDGED if (limit := getattr(self, name)) is not None}
         if wanted and not proof.outputs:
             yield "no output was compared"
         for check in proof.outputs:
-            if check.problem:
-                yield f"the output {check.name} {check.problem}"
-                continue
-            for name, limit in wanted.items():
-                value = _measured(check, name)
-                if value is None:
-                    yield f"the output {check.name} was not measured ({name})"
-                elif name == "output_steps" and isinf(value):
-                    yield f"the output {check.name} differs, and no quantized tensor before it explains that"
-                elif not value <= limit:
-                    yield f"the output {check.name} {judged[name].format(value)}, more than {limit:g}"
+            found = [check.problem] if check.problem else [_excess(check, *each) for each in wanted.items()]
+            yield from (f"the output {check.name} {words}" for words in found if words)
 
     def _rest(self, proof: RuntimeProof) -> Iterator[str]:
         yield from _too_low(proof.coverage, self.coverage, "of the executed operators run in integers", 1)
@@ -135,6 +121,23 @@ class Limits:
                 yield "the speed was not measured"
             elif not speedup >= self.speedup:
                 yield f"{speedup:.2f} times the speed of FP32, less than {self.speedup:.2f}"
+
+
+_JUDGED = {
+    "output_local": "computed from the runtime's own quantized tensors differs by {:.3%} of its magnitude",
+    "output_steps": "differs by {:.2f} times what one step of noise at every quantizer does",
+    "output": "differs by {:.2%} of its magnitude",
+}
+
+
+def _excess(check: OutputCheck, name: str, limit: float) -> str:
+    """How an output exceeds a limit, or nothing."""
+    value = _measured(check, name)
+    if value is None:
+        return f"was not measured ({name})"
+    if name == "output_steps" and isinf(value):
+        return "differs, and no quantized tensor before it explains that"
+    return "" if value <= limit else f"{_JUDGED[name].format(value)}, more than {limit:g}"
 
 
 DEFAULT = Limits()

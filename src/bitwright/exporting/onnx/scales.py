@@ -33,17 +33,21 @@ def drop_repeated(model: Any, witnesses: list[Witness]) -> None:
         readers = [user for user, _ in node.outputs[0].uses()]
         if grid is None or source.producer() is None or _grid_behind(source) != grid:
             continue
-        if not all(_grid(reader) == grid and _can_go(reader.outputs[0], source) for reader in readers):
-            continue
-        for reader in readers:
-            reader.outputs[0].replace_all_uses_with(source)
-            model.graph.remove(reader, safe=True)
-        dropped.add(id(node.outputs[0]))
-        if not node.outputs[0].is_graph_output():
-            model.graph.remove(node, safe=True)
+        if all(_grid(reader) == grid and _can_go(reader.outputs[0], source) for reader in readers):
+            _drop(model, node, readers)
+            dropped.add(id(node.outputs[0]))
     for witness in witnesses:
         if id(witness.value) in dropped and not witness.value.is_graph_output():
             witness.value, witness.reason = None, REPEATED
+
+
+def _drop(model: Any, node: Any, readers: list[Any]) -> None:
+    """Make those that read a quantizer's dequantized integers read what it quantizes."""
+    for reader in readers:
+        reader.outputs[0].replace_all_uses_with(node.inputs[0])
+        model.graph.remove(reader, safe=True)
+    if not node.outputs[0].is_graph_output():
+        model.graph.remove(node, safe=True)
 
 
 def offset_norms(model: Any) -> None:

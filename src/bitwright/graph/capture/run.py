@@ -78,20 +78,7 @@ def capture_model(
         leaves: modules that stay whole and are not looked into: names, globs, classes or ``type:Name``.
         concrete_args: arguments of forward that are fixed: part of the program, not inputs of the graph.
     """
-    if not isinstance(model, nn.Module):
-        given = f"the class {model.__name__}: create one" if isinstance(model, type) else type(model).__name__
-        raise ConfigError(f"the model must be a torch.nn.Module, not {given}")
-    if isinstance(model, torch.jit.ScriptModule):
-        raise ConfigError(
-            f"the model is a TorchScript {type(model).__name__}, whose code cannot be captured: give the nn.Module "
-            "that it was made from. A part of a model may be one, and stays float"
-        )
-    empty = next((name for name, parameter in model.named_parameters() if parameter.is_meta), None)
-    if empty is not None:
-        raise ConfigError(
-            f"{empty} is on the meta device, where it has no values: bw.map_weights(model, 'model.safetensors') gives "
-            "a model its weights without reading them into memory"
-        )
+    _check_model(model)
     try:
         model = compiled_original(model) or model
         inputs = _with_fixed(model, Inputs.of(example_inputs), concrete_args or {})
@@ -109,6 +96,24 @@ def capture_model(
             stacklevel=frames_to_user(),
         )
     return captured
+
+
+def _check_model(model: Any) -> None:
+    """Refuse what no graph can be captured of."""
+    if not isinstance(model, nn.Module):
+        given = f"the class {model.__name__}: create one" if isinstance(model, type) else type(model).__name__
+        raise ConfigError(f"the model must be a torch.nn.Module, not {given}")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise ConfigError(
+            f"the model is a TorchScript {type(model).__name__}, whose code cannot be captured: give the nn.Module "
+            "that it was made from. A part of a model may be one, and stays float"
+        )
+    empty = next((name for name, parameter in model.named_parameters() if parameter.is_meta), None)
+    if empty is not None:
+        raise ConfigError(
+            f"{empty} is on the meta device, where it has no values: bw.map_weights(model, 'model.safetensors') gives "
+            "a model its weights without reading them into memory"
+        )
 
 
 class _Capturing:
