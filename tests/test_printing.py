@@ -41,7 +41,7 @@ WORDS = {
     "runtime": "4 (gelu, runs as",
     "sensitivity": "kl alone",
     "corrections": "correct_bias: 2 layers changed",
-    "correction": "gptq: 2 layers changed, 0 left alone",
+    "correction": "equalize: 0 layers changed",
     "search": "bit operations",
     "reconstruction": "qdrop: ",
 }

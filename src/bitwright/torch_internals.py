@@ -28,6 +28,10 @@ COMPILED_CALL = "_compiled_call_impl"
 HOOKS = tuple(name for name, value in vars(nn.Module()).items() if "hook" in name and isinstance(value, dict))
 """The attributes in which a module keeps its hooks."""
 
+_PRODUCTS = (getattr(torch.nn.functional, "grouped_mm", None), getattr(torch, "_grouped_mm", None))
+GROUPED_PRODUCTS = tuple(function for function in _PRODUCTS if function is not None)
+"""What multiplies groups of rows with a matrix each, by its public name and by the one before."""
+
 _IN_EVERY_MODULE = frozenset(vars(nn.Module()))
 
 _CHECKS: dict[str, Callable[[], bool]] = {}

@@ -83,7 +83,7 @@ def test_where_there_is_no_bias():
     assert done.skipped == {"0": "it has no bias, and no BatchNorm after it"}
     assert torch.equal(model[3].running_mean, mean)  # the layer has a bias itself
     assert "2" in done.changed
-    assert "1 layers changed, 1 left alone" in str(done)
+    assert "1 layer changed, 1 left alone" in str(done)
 
 
 @pytest.mark.parametrize("affine", [True, False])

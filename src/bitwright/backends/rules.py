@@ -14,6 +14,9 @@ from bitwright.spec import NumberFormat, PerChannel, PerTensor, QuantSpec
 from bitwright.validation import SpecText, Strict
 
 Condition = Callable[[fx.Node], str | None]
+IN_PYTHON = ("conditions", "unneeded")
+"""The rules on operators that hold a Condition by the operator, which plain data cannot."""
+
 Granularity = Literal["tensor", "channel", "group"]
 Scheme = Literal["symmetric", "affine"]
 

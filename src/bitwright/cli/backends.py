@@ -78,6 +78,8 @@ def _summary(backend: "Backend") -> dict[str, Any]:
 
 
 def _details(backend: "Backend") -> dict[str, Any]:
-    everything = backend.model_dump(exclude={"operators": {"conditions"}})
-    everything["operators"]["conditions"] = sorted(backend.operators.conditions)
+    from bitwright.backends.rules import IN_PYTHON
+
+    everything = backend.model_dump(exclude={"operators": set(IN_PYTHON)})
+    everything["operators"] |= {rule: sorted(getattr(backend.operators, rule)) for rule in IN_PYTHON}
     return everything

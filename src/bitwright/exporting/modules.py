@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from bitwright.exporting.parts import IntegerTensor, KeepFloat, Site, TableTensor, as_integers, deployed
@@ -16,6 +15,7 @@ from bitwright.nn.products import deployed_function
 from bitwright.numerics.grouped import grouped_product
 from bitwright.numerics.pooling import global_average_pool
 from bitwright.quantizer import TensorQuantizer
+from bitwright.torch_internals import GROUPED_PRODUCTS
 
 
 def _difference(a: Any, b: Any) -> Any:
@@ -32,7 +32,7 @@ _DEPLOYED: dict[Any, Any] = {
     gated: torch.mul,
     operator.sub: _difference,
     torch.rsub: _reversed_difference,
-    **dict.fromkeys((F.grouped_mm, torch._grouped_mm), grouped_product),
+    **dict.fromkeys(GROUPED_PRODUCTS, grouped_product),
 }
 
 

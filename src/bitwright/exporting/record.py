@@ -168,8 +168,8 @@ class ExportedFile(os.PathLike[str]):
 
     path: Path
     record: ExportRecord = field(repr=False)
-    files: tuple[Path, ...] = ()
-    checksums: tuple[str, ...] = ()
+    files: tuple[Path, ...] = field(default=(), repr=False)
+    checksums: tuple[str, ...] = field(default=(), repr=False)
 
     def is_unchanged(self) -> bool:
         """Whether the files are still what was written."""

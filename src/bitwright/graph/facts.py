@@ -75,6 +75,11 @@ def noted_by_torch(node: fx.Node, key: str) -> Any:
     return node.meta.get(key)
 
 
+def note_as_torch(node: fx.Node, like: fx.Node, value: object) -> None:
+    """Note about a node of a torch program what torch noted about another, and its own value."""
+    node.meta = {**like.meta, "val": value}
+
+
 def set_facts(node: fx.Node, **changes: object) -> None:
     """Change some facts of one node; copies of it keep theirs."""
     node.meta[_KEY] = facts(node)._replace(**changes)  # pyrefly: ignore

@@ -5,12 +5,11 @@ from typing import Any
 
 from bitwright.backends import BACKENDS, Backend
 from bitwright.backends.base import validated
+from bitwright.backends.rules import IN_PYTHON
 from bitwright.errors import SaveError
 from bitwright.registry import describe
 from bitwright.spec import QuantSpec
 from bitwright.validation import Strict
-
-_CONDITIONS = "conditions"
 
 
 def to_data(value: Any) -> Any:  # noqa: ANN401
@@ -31,17 +30,19 @@ def to_data(value: Any) -> Any:  # noqa: ANN401
 def from_data(data: dict[str, Any], given: Backend | None = None) -> Backend:
     """The saved backend; functions come from ``given``, or from the registered backends."""
     operators = dict(data.get("operators") or {})
-    wanted: dict[str, str] = dict(operators.get(_CONDITIONS) or {})
-    known = {} if not wanted else _functions([given] if given is not None else BACKENDS.values())
-    missing = sorted(set(wanted.values()) - set(known))
+    wanted: dict[str, dict[str, str]] = {rule: dict(operators.get(rule) or {}) for rule in IN_PYTHON}
+    names = {name for each in wanted.values() for name in each.values()}
+    known = {} if not names else _functions([given] if given is not None else BACKENDS.values())
+    missing = sorted(names - set(known))
     if missing:
         raise SaveError(
             f"the backend {data.get('name')!r} has conditions written in Python, and nothing here is called "
             f"{', '.join(missing)}: import the module that registers the backend, or give load(…, backend=…)"
         )
-    functions = {operator: known[name] for operator, name in wanted.items()}
-    return validated({**data, "operators": {**operators, _CONDITIONS: functions}}, "the backend of the saved model")
+    functions = {rule: {operator: known[name] for operator, name in each.items()} for rule, each in wanted.items()}
+    return validated({**data, "operators": {**operators, **functions}}, "the backend of the saved model")
 
 
 def _functions(backends: list[Backend]) -> dict[str, Callable[..., Any]]:
-    return {describe(f): f for backend in backends for f in backend.operators.conditions.values()}
+    rules = [getattr(backend.operators, rule) for backend in backends for rule in IN_PYTHON]
+    return {describe(function): function for each in rules for function in each.values()}

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from bitwright.graph.facts import note_as_torch, noted_by_torch
+
 _TRANSPOSED = {
     torch.ops.aten.conv_transpose1d.default,
     torch.ops.aten.conv_transpose2d.input,
@@ -37,7 +39,7 @@ def _dequantized(weight: fx.Node) -> fx.Node:
     integers, scale, point, *rest = weight.args
     per_channel = "per_channel" in str(weight.target)
     if per_channel:
-        shape = [1] * weight.meta["val"].ndim
+        shape = [1] * noted_by_torch(weight, "val").ndim
         shape[int(rest[0])] = -1  # pyrefly: ignore
         scale, point = (_call(weight, aten.view.default, numbers, shape) for numbers in (scale, point))
     values = _call(weight, aten.to.dtype, integers, torch.float32)
@@ -48,6 +50,6 @@ def _dequantized(weight: fx.Node) -> fx.Node:
 def _call(like: fx.Node, operator: Any, *args: Any) -> fx.Node:
     """A call with the same origin as a node's."""
     made = like.graph.call_function(operator, args)
-    values = [a.meta["val"] if isinstance(a, fx.Node) else a for a in args]
-    made.meta = {**like.meta, "val": operator(*values)}
+    values = [noted_by_torch(a, "val") if isinstance(a, fx.Node) else a for a in args]
+    note_as_torch(made, like, operator(*values))
     return made
