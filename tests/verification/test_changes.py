@@ -180,7 +180,8 @@ def test_model_of_another_precision_is_written_again(kind: torch.dtype, tmp_path
     x = inputs(net)[0].to(kind)
     model = bw.calibrate(bw.prepare(net, x, "onnxruntime"), [x], progress=False)
     file = bw.export(model, tmp_path / "net.onnx")
-    proof = bw.verify(model, file.path, [x], runtimes=["onnxruntime"], latency=False)
+    shutil.copy(file.path, tmp_path / "copy.onnx")  # which is not known to be what was written
+    proof = bw.verify(model, tmp_path / "copy.onnx", [x], runtimes=["onnxruntime"], latency=False)
     assert proof.changes == []
 
 
@@ -190,3 +191,25 @@ def test_loaded_model_writes_the_same_file(tmp_path: Path) -> None:
     file = bw.export(model, tmp_path / "net.onnx")
     bw.save(model, tmp_path / "saved")
     assert changed(bw.load(tmp_path / "saved", built(Residual)), file, file.path) == []
+
+
+def test_what_this_process_wrote_is_only_written_again_if_it_was_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net = built(Residual)
+    model = calibrated(net)
+    path = tmp_path / "net.onnx"
+    bw.export(model, path)
+    calls, again = [], changes.export_again
+    monkeypatch.setattr(changes, "export_again", lambda *given: calls.append(given) or again(*given))
+    settings: dict[str, Any] = {"runtimes": ["onnxruntime"], "latency": False}
+    assert bw.verify(model, str(path), [inputs(net)], **settings).changes == []
+    assert not calls
+    shutil.copy(path, tmp_path / "copy.onnx")
+    assert bw.verify(model, tmp_path / "copy.onnx", [inputs(net)], **settings).changes == []
+    assert len(calls) == 1
+    proto = onnx.load(path)
+    proto.graph.doc_string = "other"
+    write_sealed(proto, path)
+    assert bw.verify(model, path, [inputs(net)], **settings).changes
+    assert len(calls) == 2

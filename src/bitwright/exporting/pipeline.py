@@ -15,7 +15,7 @@ from bitwright.exporting.deploy import Deployment, deploy, float_twin
 from bitwright.exporting.formats import FORMATS, ExportFormat, ExportOptions, LoadedFile
 from bitwright.exporting.making import Making
 from bitwright.exporting.precision import in_float32, inputs_in, precision_of
-from bitwright.exporting.record import ExportedFile, ExportRecord, checksums_of, data_path
+from bitwright.exporting.record import ExportedFile, ExportRecord, checksums_of, data_path, remember
 from bitwright.files import check_output
 from bitwright.graph import Inputs
 from bitwright.preparation import Ledger, ledger_of
@@ -91,7 +91,7 @@ def export(
 
     text, checksums = json.loads(from_first_rank(write, timeout))
     record = ExportRecord.from_json(text)
-    return ExportedFile(files[0], record, _written(files, record), tuple(checksums))
+    return remember(ExportedFile(files[0], record, _written(files, record), tuple(checksums)))
 
 
 def export_again(model: nn.Module, file: LoadedFile, record: ExportRecord, folder: Path) -> LoadedFile:

@@ -195,3 +195,21 @@ class ExportedFile(os.PathLike[str]):
 
     def __str__(self) -> str:
         return str(self.path)
+
+
+_MOST = 100  # files that are remembered
+_written: dict[Path, ExportedFile] = {}
+
+
+def remember(file: ExportedFile) -> ExportedFile:
+    """Keep what this process has written, for :func:`last_written`."""
+    _written.pop(file.path.absolute(), None)
+    _written[file.path.absolute()] = file
+    for path in list(_written)[:-_MOST]:
+        _written.pop(path, None)
+    return file
+
+
+def last_written(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
+    """What this process wrote to a path last, which may have been changed since, or the path."""
+    return path if isinstance(path, ExportedFile) else _written.get(Path(path).absolute(), path)

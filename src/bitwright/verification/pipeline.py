@@ -16,6 +16,7 @@ from bitwright.errors import ConfigError, VerifyError
 from bitwright.exporting import ExportedTensor, ExportRecord, LoadedFile
 from bitwright.exporting.deploy import float_twin
 from bitwright.exporting.formats.base import format_of
+from bitwright.exporting.record import last_written
 from bitwright.graph import Inputs
 from bitwright.modes import eval_mode
 from bitwright.preparation import Ledger, ledger_of
@@ -68,7 +69,7 @@ def verify(
 
     Args:
         model: the prepared and calibrated model that was exported.
-        path: the file. If it is what ``export`` returned and unchanged, it need not be written again to compare.
+        path: the file. If this process wrote it and it is unchanged, it need not be written again to compare.
         batches: inputs as for ``calibrate``; at most 8 of them are used.
         runtimes: where to run the file. By default where the backend's target runs; the other runtimes that the backend
             names are tried too, and what they miss becomes a note. If no runtime here executes files for the target,
@@ -98,7 +99,7 @@ def verify(
         twin = file.float_twin()
         proof = Proof(str(source), file.size, twin.size, limits=bounds, notes=notes)
         add_violations(proof, ledger.backend, file)
-        add_changes(proof, model, file, record, path)
+        add_changes(proof, model, file, record, last_written(path))
         for runtime in chosen:
             runtime.timeout = timeout
             asked = runtimes is not None or runtime is chosen[0]
