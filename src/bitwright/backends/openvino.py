@@ -39,9 +39,9 @@ def _reads_a_constant(node: fx.Node) -> str | None:
 
 
 def _adds_for_float(node: fx.Node) -> str | None:
-    """OpenVINO adds in float as fast, and does not round: only integers before or after are worth a quantized sum.
+    """OpenVINO adds in float, too, and does not round then: only integers before or after are worth a quantized sum.
 
-    Two blocks of a transformer have 5 to 6 dB less noise so, and are no slower.
+    Two blocks of a transformer have 5 to 6 dB less noise so.
     """
     if any(map(_comes_in_integers, node.all_input_nodes)):
         return None
