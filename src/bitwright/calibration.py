@@ -51,14 +51,7 @@ def fix_ranges(
 def calibrate_by(
     observe: Callable[[dict[str, TensorQuantizer]], int], model: nn.Module, *, uneven: bool, timeout: float
 ) -> nn.Module:
-    """Calibrate a model.
-
-    Args:
-        observe: shows all batches to quantizers, given by name, and returns their number.
-        model: what ``prepare`` returned.
-        uneven: allow ranks to have different numbers of batches.
-        timeout: seconds.
-    """
+    """Calibrate a model; ``observe`` shows all batches to quantizers, given by name, and returns their number."""
     everything = quantizers(model).values()
     if not everything:
         raise CalibrationError(

@@ -29,12 +29,9 @@ class Saved(NamedTuple):
 
 
 class Checkpoint:
-    """The progress of one job.
+    """The progress of one job; several jobs may share a folder.
 
-    Args:
-        folder: where its file is; several jobs may share a folder.
-        job: the name of the job, and of its file.
-        identity: digests of what the progress depends on, by readable name: ``{"model": "3f…"}``.
+    ``identity`` has digests of what the progress depends on, by readable name: ``{"model": "3f…"}``.
     """
 
     def __init__(self, folder: str | os.PathLike[str], job: str, identity: Mapping[str, str]) -> None:

@@ -4,13 +4,7 @@ from collections.abc import Sequence
 
 
 def in_columns(header: Sequence[str], rows: Sequence[Sequence[str]], always: int = 1) -> list[str]:
-    """The lines of a table: names to the left, columns of numbers to the right.
-
-    Args:
-        header: the name of each column.
-        rows: the cells.
-        always: how many columns are kept although nothing is in them.
-    """
+    """The lines of a table, its numbers to the right; empty columns are left out, but not the first ``always``."""
     kept = [c for c in range(len(header)) if c < always or any(row[c] for row in rows)]
     columns = [_aligned(header[c], [row[c] for row in rows], names=c == 0) for c in kept]
     return ["  ".join(cells).rstrip() for cells in zip(*columns, strict=True)]

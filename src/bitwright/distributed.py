@@ -37,12 +37,7 @@ def job_name(job: str) -> str:
 
 
 class Ranks:
-    """All processes, which exchange messages in the same order.
-
-    Args:
-        group: the processes; None if there is only one.
-        timeout: how long each waits for the others, in seconds.
-    """
+    """All processes, which exchange messages in the same order."""
 
     def __init__(self, group: dist.ProcessGroup | None, timeout: float) -> None:
         self._group, self._timeout = group, timeout

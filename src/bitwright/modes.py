@@ -13,9 +13,6 @@ from torch import nn
 class ForkableLock:
     """A lock that is new in a forked process, where the thread that may hold it no longer runs.
 
-    Args:
-        kind: creates a lock.
-
     Attributes:
         now: the lock of this process; release the one that you acquired.
     """

@@ -28,14 +28,7 @@ def identity_of(model: nn.Module) -> dict[str, str]:
 
 
 class ObservingProgress:
-    """Keeps the state of observers in a checkpoint, and continues from there.
-
-    Args:
-        folder: where the checkpoint is.
-        job: its name.
-        model: the model that is calibrated.
-        seeing: the quantizers that observe batches, by name.
-    """
+    """Keeps the state of observers in a checkpoint, and continues from there."""
 
     def __init__(
         self, folder: str | os.PathLike[str], job: str, model: nn.Module, seeing: Mapping[str, TensorQuantizer]

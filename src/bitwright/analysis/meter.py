@@ -12,12 +12,7 @@ from bitwright.quantizer import TensorQuantizer
 
 
 class Meter:
-    """Sees a tensor of the float model, and compares it with the quantized model's.
-
-    Args:
-        quantizer: the tensor's quantizer, if it has one.
-        histogram: whether to count the values.
-    """
+    """Sees a tensor of the float model, compares it with the quantized model's, and counts its values if wanted."""
 
     def __init__(self, quantizer: TensorQuantizer | None, *, histogram: bool = True) -> None:
         self.quantizer = quantizer if quantizer is not None and quantizer.calibrated else None

@@ -15,10 +15,7 @@ class Row:
     """One operator: what is known about it, and where its tensors are measured.
 
     Attributes:
-        stats: the known statistics.
-        region: its graph; None for a layer outside any graph.
         point: the node of that graph whose result counts as the operator's output.
-        module: the layer, if it is one.
         input: the layer's own input quantizer, outside graphs.
         output: the quantizer of the output.
         meters: meters of its tensors, by their name in the stats.

@@ -17,11 +17,7 @@ from bitwright.quantizer import quantizers
 
 
 class Record:
-    """Holds one batch's float results until the quantized ones arrive.
-
-    Attributes:
-        quantized: which of the two passes is running.
-    """
+    """Holds one batch's float results until the quantized ones arrive."""
 
     def __init__(self) -> None:
         self.quantized = False

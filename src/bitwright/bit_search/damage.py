@@ -29,8 +29,6 @@ class Damage:
     """Measures a model against itself in float.
 
     Args:
-        model: a calibrated model.
-        batches: data as for ``calibrate``.
         metric: ``"kl"``: of the softmax of logits, squared error for other results; ``"mse"``: relative to the results'
             power; ``"sqnr"``: minus the ratio of signal and noise in dB; or a function of the model that returns a
             score, such as the accuracy; the damage is how much it falls.

@@ -18,13 +18,7 @@ FLOAT_BITS = 32
 
 @dataclass(eq=False)
 class Layer:
-    """A weight site with its costs.
-
-    Attributes:
-        site: the layer, its weight and its quantizer.
-        input: the quantizer of its input, if any.
-        operations: multiplications for one sample.
-    """
+    """A weight site with its costs, multiplications among them, for one sample."""
 
     site: WeightSite
     input: TensorQuantizer | None

@@ -11,13 +11,7 @@ from bitwright.errors import SaveError
 
 
 class Measured:
-    """The measurements of a job so far.
-
-    Args:
-        damage: does the measuring; the checkpoint is for its model, metric and data.
-        job: the name of the job, and of its file.
-        folder: where the checkpoint is; None for none. Only rank 0 reads and writes it.
-    """
+    """The measurements of a job so far; rank 0 keeps them in a checkpoint, if there is a folder."""
 
     def __init__(self, damage: Damage, job: str, folder: str | os.PathLike[str] | None) -> None:
         self._ranks, self._file = damage.ranks, None

@@ -21,11 +21,7 @@ def choose(
 ) -> list[int]:
     """Choose the option of each layer that minimizes the sum of ``costs`` while keeping each limited sum.
 
-    Args:
-        costs: what to minimize.
-        limits: the name, the numbers and the limit of each sum.
-        pairs: what options of two layers add jointly to the limited sum named ``paired``, or else to the costs.
-        paired: the sum that pairs add to.
+    ``pairs`` are what options of two layers add jointly to the limited sum named ``paired``, or else to the costs.
     """
     optimize = require("scipy.optimize", "search", "choosing bits under a budget")
     sizes = list(map(len, costs))

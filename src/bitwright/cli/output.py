@@ -49,15 +49,7 @@ def print_table(
     right: Iterable[str] = (),
     whole: Iterable[str] = (),
 ) -> None:
-    """Print a table.
-
-    Args:
-        headers: the names of the columns.
-        rows: the cells; a column without any text is left out.
-        title: text above the table.
-        right: columns aligned right.
-        whole: columns that are never wrapped.
-    """
+    """Print a table without empty columns; those in ``right`` are aligned right, those in ``whole`` never wrapped."""
     from rich import box
     from rich.table import Table
     from rich.text import Text

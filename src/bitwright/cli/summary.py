@@ -16,17 +16,7 @@ _MOST_FLOAT = 10
 
 @dataclass
 class Outcome:
-    """All results of quantizing one model.
-
-    Attributes:
-        model: the model as the user named it.
-        ledger: what was done to each operator.
-        proof: the findings about the file.
-        report: where the report is.
-        before: scores of the float model.
-        simulated: scores of the simulation.
-        deployed: scores of the file, by runtime.
-    """
+    """All results of quantizing a model; ``before``, ``simulated`` and ``deployed`` are scores, the last by runtime."""
 
     model: str
     ledger: Ledger

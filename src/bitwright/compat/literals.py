@@ -16,9 +16,7 @@ _COLLECTIONS: dict[type[ast.expr], Callable[[Iterable[Any]], Any]] = {ast.List: 
 def read_assignments(path: str | Path, resolve: Resolve | None = None) -> dict[str, Any]:
     """The settings of a Python file by name; nothing in it is executed.
 
-    Args:
-        path: the file.
-        resolve: returns what an imported, dotted name stands for; without it, such a name is refused.
+    ``resolve`` returns what an imported, dotted name stands for; without it, such a name is refused.
     """
     where = str(path)
     try:

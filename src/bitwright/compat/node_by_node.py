@@ -22,11 +22,7 @@ Checker = Callable[[Tensor, Tensor], Any]
 def calibrate_on_quantized(model: nn.Module, batches: list[Inputs], w_quant: bool, a_quant: bool) -> None:
     """Find the range of every activation again while everything before it is quantized.
 
-    Args:
-        model: a prepared model with ranges; parts of it outside of its graph keep theirs.
-        batches: data to find the ranges with.
-        w_quant: quantize weights meanwhile.
-        a_quant: quantize activations meanwhile.
+    Parts of the model outside of its graph keep their ranges.
     """
     runs = _Runs(model, batches)
     with torch.no_grad(), eval_mode(model):
@@ -52,13 +48,9 @@ def calibrate_on_quantized(model: nn.Module, batches: list[Inputs], w_quant: boo
 
 
 def layer_errors(model: nn.Module, inputs: Inputs, checker: Checker, alone: bool) -> dict[str, Any]:
-    """For every operator with quantizers, how far its result is from the float one.
+    """For every operator with quantizers, how far its result is from the float one, as ``checker`` measures it.
 
-    Args:
-        model: a prepared model with ranges.
-        inputs: inputs to run it on.
-        checker: measures how far apart two tensors are.
-        alone: quantize each operator alone, with float inputs; otherwise also all before it.
+    Alone, each operator gets float inputs; otherwise everything before it is quantized, too.
     """
     floats, runs = _Runs(model, [inputs]), _Runs(model, [inputs])
     before = [(q, q.mode) for q in model.modules() if isinstance(q, TensorQuantizer)]

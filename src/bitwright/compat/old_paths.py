@@ -11,16 +11,11 @@ from bitwright.compat.refused import refuse
 def add_paths(
     package: str, paths: Mapping[str, str | Iterable[str]], refused: Mapping[str, Mapping[str, str]] | None = None
 ) -> None:
-    """Create modules below a package that hold some of its names.
+    """Create modules below a package that hold some of its names, or refuse names that are gone, with replacements.
 
     ::
 
         add_paths(__name__, {"conv": "QConv2d QConvTranspose2d"})  # from …modules.conv import QConv2d
-
-    Args:
-        package: the package's ``__name__``; the names must already exist.
-        paths: the names of each module, in one text or one by one.
-        refused: by module, names that are gone, with their replacements.
     """
     home = sys.modules[package]
     for path in {**paths, **(refused or {})}:

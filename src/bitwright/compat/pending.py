@@ -30,14 +30,7 @@ Action = Callable[[nn.Module], None]
 
 
 class _FirstCall:
-    """Replaces a model's ``forward`` until its first call.
-
-    Args:
-        model: the model, prepared with found inputs, or waiting for its first call.
-        origin: the float model.
-        finish: prepares a float model.
-        found: the inputs that it was prepared with, if any.
-    """
+    """Replaces the ``forward`` of a model, prepared with found inputs or waiting, until its first call."""
 
     def __init__(self, model: nn.Module, origin: nn.Module, finish: Finish, found: Inputs | None) -> None:
         self.model, self.origin, self.finish, self.found = model, origin, finish, found

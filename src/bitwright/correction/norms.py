@@ -45,8 +45,7 @@ class _Batch(NamedTuple):
 class _Statistics:
     """The statistics that one BatchNorm should use instead of its running ones.
 
-    Args:
-        module: the quantized layer that the norm is folded into, or the norm itself.
+    ``module`` is the quantized layer that the norm is folded into, or the norm itself.
     """
 
     def __init__(self, module: Layer) -> None:

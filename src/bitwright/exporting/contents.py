@@ -5,11 +5,7 @@ from collections.abc import Mapping
 
 
 class Contents:
-    """Collects digests by name; a name that comes again gets a number.
-
-    Attributes:
-        digests: the digests.
-    """
+    """Collects digests by name; a name that comes again gets a number."""
 
     def __init__(self) -> None:
         self.digests: dict[str, str] = {}

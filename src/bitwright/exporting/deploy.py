@@ -274,10 +274,7 @@ class _Deploying:
     def name_calls(self, model: CapturedModel, prefix: str, placed: dict[fx.Node, str]) -> None:
         """Turn every call of the graph into a separate module, and note what it stands for.
 
-        Args:
-            model: the graph.
-            prefix: its path in the whole model.
-            placed: the nodes of quantizers that are in the prepared model, with the names of their tensors.
+        ``placed`` has the nodes of quantizers that are in the prepared model, with the names of their tensors.
         """
         modules = dict(model.named_modules())
         for node in model.graph.nodes:

@@ -30,11 +30,8 @@ GUARDS = "guards"  # in a model's namespace: what keeps a runtime from quantizin
 def guard(model: CapturedModel, modules: Modules, *, apart: bool = False) -> None:
     """Put guards where a runtime would compute values other than the model's.
 
-    Args:
-        model: the deployed graph.
-        modules: its modules by name.
-        apart: keep OpenVINO from computing other values, and all that stays float apart from quantized tensors and
-            from constants.
+    ``apart`` keeps OpenVINO from computing other values, and all that stays float apart from quantized tensors and from
+    constants.
     """
     for node in list(model.graph.nodes):
         decision = decision_on(node)

@@ -130,14 +130,9 @@ def split_into_phases(weight: Tensor, groups: int, strides: Sequence[int]) -> Te
 
 
 class InterleavedLayer(DeployedLayer):
-    """A transposed convolution as a convolution.
+    """A transposed convolution as a convolution; ``results`` quantize the result of each call.
 
-    Args:
-        layer: the layer of the prepared model.
-        way: how it is a convolution.
-        results: what quantizes the result of each call.
-        weight_site: the site of its weight.
-        input_site: the site of its input, where the quantizer is its own and not on the edge before it.
+    It has an input site if the quantizer is its own and not on the edge before it.
     """
 
     def __init__(

@@ -107,10 +107,7 @@ class StoredConstants(nn.Module):
 class DeployedLayer(_InPlaceOf):
     """A layer with integer weight and int32 bias.
 
-    Args:
-        layer: the layer of the prepared model.
-        weight_site: the site of its weight.
-        input_site: the site of its input, where the quantizer is its own and not on the edge before it.
+    It has an input site if the quantizer is its own and not on the edge before it.
     """
 
     def __init__(self, layer: Any, weight_site: Site | None = None, input_site: Site | None = None) -> None:

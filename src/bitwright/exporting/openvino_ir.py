@@ -67,11 +67,7 @@ def _serialized(model: Any) -> dict[str, bytes]:
 
 
 class IrFile(LoadedFile):
-    """An OpenVINO model in memory, whose operators go by the names of the ONNX model that it was made of.
-
-    Attributes:
-        model: the model.
-    """
+    """An OpenVINO model in memory, whose operators go by the names of the ONNX model that it was made of."""
 
     format = "openvino"
 

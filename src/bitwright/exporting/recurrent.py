@@ -26,12 +26,7 @@ def _(
 
 
 class DeployedLSTM(nn.Module):
-    """An LSTM with integer weights.
-
-    Args:
-        layer: the module of the prepared model.
-        sites: those of its weights, in their order.
-    """
+    """An LSTM with integer weights."""
 
     def __init__(self, layer: DynamicLSTM, sites: Sequence[Site | None]) -> None:
         super().__init__()

@@ -32,10 +32,7 @@ class Sizes:
 
     Equal sizes count as one, in whatever inputs; the batch size is separate.
 
-    Args:
-        twin: the deployed model.
-        inputs: to export with.
-        fixed: lists, as the model runs, what a file must know as numbers, with the reasons.
+    ``fixed`` lists, as the model runs, what a file must know as numbers, with the reasons.
     """
 
     def __init__(self, twin: nn.Module, inputs: Inputs, fixed: FixedSizes = _nothing) -> None:

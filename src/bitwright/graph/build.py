@@ -17,11 +17,7 @@ _UNKNOWN = object()
 class NodeBuilder:
     """Adds nodes before a given one, whose place they will take.
 
-    Args:
-        model: the model whose graph is extended.
-        before: the node that the new ones come before.
-        scope: the module that the new nodes belong to; by default that of ``before``.
-        splits: whether the new nodes are parts of what ``before`` computes, which users know by its name.
+    With ``splits``, they are parts of what ``before`` computes, which users know by its name.
     """
 
     def __init__(
@@ -46,12 +42,7 @@ class NodeBuilder:
     def module(self, module: nn.Module, *args: Any, name: str, like: fx.Node | None = None, **kwargs: Any) -> fx.Node:
         """Add a module without state to the model, and call it.
 
-        Args:
-            module: the module.
-            args: what it is called with.
-            name: what the module and the node are called.
-            like: a node with a result of the same shape and type, where that is known: the module is not run then.
-            kwargs: what it is called with by name.
+        ``like`` is a node with a result of the same shape and type, if that is known: the module is not run then.
         """
         target = add_internal(self.model, "parts", name, module.train(self.model.training))
         return self._add("call_module", target, args, kwargs, name, like)
@@ -77,14 +68,7 @@ class NodeBuilder:
 
 
 def describe_new(model: fx.GraphModule, nodes: Iterable[fx.Node], scope: str, replaces: tuple[str, ...]) -> None:
-    """Set the facts of ``nodes``, in the order of computation, as capture would have set them.
-
-    Args:
-        model: the model they belong to.
-        nodes: nodes that a schedule has created.
-        scope: the module that they belong to.
-        replaces: the names of the nodes they stand for.
-    """
+    """Set the facts of a schedule's new nodes, in the order of computation, as capture would have set them."""
     evaluate = ZerosEvaluator(model)
     for node in nodes:
         if not has_facts(node):
@@ -109,12 +93,7 @@ def argument(node: fx.Node, position: int, name: str, default: Any = None) -> An
 
 
 def replace(node: fx.Node, by: Any) -> None:
-    """Make all users of a node read something else, and remove the node from its graph.
-
-    Args:
-        node: the node to be replaced.
-        by: another node, or a value or tuple of nodes that takes its place among the arguments.
-    """
+    """Make all users of a node read another node, a value or a tuple of nodes, and remove the node from its graph."""
     for user in list(node.users):
         put_in_place(user, node, by)
     node.graph.erase_node(node)

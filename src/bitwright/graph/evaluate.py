@@ -20,12 +20,7 @@ def call_target(target: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
 
 
 class Evaluator:
-    """Computes the value of each node once; raises LookupError if a node depends on an input of the model.
-
-    Args:
-        model: owns the modules and tensors that the nodes call and read.
-        values: known values of nodes.
-    """
+    """Computes each node once from known values; raises LookupError if a node depends on an input of the model."""
 
     def __init__(self, model: nn.Module, values: Mapping[fx.Node, Any] | None = None) -> None:
         self.model = model

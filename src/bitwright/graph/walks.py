@@ -58,9 +58,7 @@ def calls_of_modules(model: fx.GraphModule) -> dict[nn.Module, list[fx.Node]]:
 def needed_for(ends: Iterable[fx.Node], enters: Callable[[fx.Node], bool] = lambda _: True) -> list[fx.Node]:
     """Everything that ``ends`` are computed from, including themselves, each after what it reads.
 
-    Args:
-        ends: where the walk begins.
-        enters: whether a node belongs to the walk; the walk does not go past one that does not.
+    The walk does not go past a node that it does not enter.
     """
     found: dict[fx.Node, None] = {}
     waiting = [(node, False) for node in ends]

@@ -70,10 +70,9 @@ def additive_powers(bits: int) -> Tensor:
 
 @register_method("APoTFakeQuantize", aliases=("apot", "APoT"))
 class APoTFakeQuantize(NonUniformMethod):
-    """APoT: the clipping value alpha is a Parameter.
+    """APoT: the clipping value alpha is a Parameter; for symmetric specs of up to 8 bits.
 
     Args:
-        spec: what the quantized tensor looks like; symmetric, up to 8 bits.
         weight_norm: bring weights to mean 0 and standard deviation 1 first, as the paper does.
         use_grad_scaling: multiply the gradient of alpha by 1 / √(n·qmax); the paper does not.
     """

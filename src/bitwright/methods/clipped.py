@@ -74,7 +74,6 @@ class ClippedMethod(Method):
     """Learns a uniform grid; a subclass makes its Parameters in ``start`` and says in ``grid`` what they mean.
 
     Args:
-        spec: what the quantized tensor looks like.
         use_grad_scaling: multiply the gradients of step and ends by 1 / √(n·qmax), n values per step.
     """
 

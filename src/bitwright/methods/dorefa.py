@@ -76,10 +76,11 @@ def squeeze(x: Tensor, axis: int | None, group: int | None) -> Tensor:
 
 @register_method("DoReFaFakeQuantize", aliases=("dorefa", "DoReFa"))
 class DoReFaFakeQuantize(Method):
-    """DoReFa learns nothing and ignores the calibrated range, which is [-1, 1] or [0, 1] by definition.
+    """DoReFa ignores the calibrated range, which is [-1, 1] or [0, 1] by definition.
+
+    Specs for activations are unsigned or affine.
 
     Args:
-        spec: what the quantized tensor looks like; unsigned, or affine, for activations.
         role: ``"weight"`` or ``"activation"``; by default signed specs are weights.
         normalize: round tanh-normalised weights to the spec's integers, as the earlier toolkits do.
     """

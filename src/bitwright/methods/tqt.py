@@ -45,10 +45,9 @@ class _Calmed(torch.autograd.Function):
 
 @register_method("TqtFakeQuantize", aliases=("tqt", "TQT", "TQTFakeQuantize"))
 class TqtFakeQuantize(ClippedMethod):
-    """TQT: log2 of the threshold is a Parameter; scales are powers of two.
+    """TQT: log2 of the threshold is a Parameter; scales are powers of two, specs symmetric.
 
     Args:
-        spec: what the quantized tensor looks like; symmetric.
         use_grad_scaling: scale the gradient as above; the paper, with Adam, does not.
     """
 

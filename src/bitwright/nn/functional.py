@@ -20,11 +20,7 @@ _GROUPS = 6  # the position of ``groups`` in every convolution function
     ]
 )
 class QuantFunction(QuantLayer, nn.Module):
-    """Calls the function with its own arguments; the second is the weight, the third the bias.
-
-    Args:
-        node: the call in the graph that this module replaces.
-    """
+    """Calls the function of a node with its own arguments; the second is the weight, the third the bias."""
 
     def __init__(self, node: fx.Node) -> None:
         nn.Module.__init__(self)

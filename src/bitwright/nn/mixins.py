@@ -25,13 +25,7 @@ INPUT, WEIGHT = "quant_desc_input", "quant_desc_weight"
 
 
 class QuantInputMixin:
-    """An operator with an ``input_quantizer``.
-
-    Attributes:
-        default_quant_desc_input: how the input is quantized by default.
-        descriptors: the names of the constructor's descriptors.
-        quantizer_class: the class of the quantizers.
-    """
+    """An operator with an ``input_quantizer``; ``descriptors`` are the names of its constructor's."""
 
     descriptors: ClassVar[tuple[str, ...]] = (INPUT,)
     default_quant_desc_input: ClassVar[QuantDescriptor] = QuantDescriptor()
@@ -65,12 +59,7 @@ class QuantInputMixin:
 
     @classmethod
     def from_float(cls, module: nn.Module, **descriptors: QuantDescriptor | None) -> Self:
-        """Build this QModule from a float module: same parameters, buffers, hooks and settings, plus quantizers.
-
-        Args:
-            module: the float module.
-            descriptors: ``quant_desc_input``, and ``quant_desc_weight`` if it has a weight.
-        """
+        """Build this QModule from a float module: same parameters, buffers, hooks and settings, plus quantizers."""
         refuse_unknown(f"{cls.__name__}.from_float", descriptors, cls.descriptors)
         made = adopt_checked(cls, module)
         made.init_quantizer(*(descriptors.get(n) or getattr(cls, f"default_{n}") for n in cls.descriptors))
@@ -81,7 +70,6 @@ class QuantMixin(QuantInputMixin):
     """An operator with an ``input_quantizer`` and a ``weight_quantizer``.
 
     Attributes:
-        default_quant_desc_weight: how the weight is quantized by default.
         channel_axis: the axis of the weight that has the output channels.
     """
 
@@ -166,13 +154,7 @@ def _descriptor(value: object, name: str) -> QuantDescriptor:
 def pop_quant_desc_in_kwargs(quant_cls: type[Any], input_only: bool = False, **kwargs: Any) -> Any:  # noqa: ANN401
     """Read the descriptors from ``kwargs``; one that is missing or None is the default of ``quant_cls``.
 
-    Args:
-        quant_cls: the class that is being constructed.
-        input_only: whether the class has no weight.
-        kwargs: the remaining constructor arguments; anything but descriptors is a TypeError.
-
-    Returns:
-        The input's descriptor, or a pair with the weight's.
+    Anything else that is left in ``kwargs`` is a TypeError. With ``input_only``, return the input's alone.
     """
     names = (INPUT,) if input_only else (INPUT, WEIGHT)
     refuse_unknown(quant_cls.__name__, kwargs, names)

@@ -118,11 +118,7 @@ def follow(steps: Steps, tensor: Tensor) -> Tensor:
 def read_equation(equation: str, position: int, given: Sequence[int], shape: Sequence[int]) -> Layout | str:
     """The layout of an ``einsum`` equation with two factors, or why it is not a linear layer.
 
-    Args:
-        equation: the equation as written.
-        position: which factor is the constant, 0 or 1.
-        given: the sizes of the other one.
-        shape: the sizes of the constant.
+    ``position`` is that of the constant, 0 or 1; ``given`` are the sizes of the other factor, ``shape`` the constant's.
     """
     written, arrow, result = equation.replace(" ", "").partition("->")
     factors = written.split(",")

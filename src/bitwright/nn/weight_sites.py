@@ -19,10 +19,7 @@ class WeightSite:
     """A weight that is quantized.
 
     Attributes:
-        name: the qualified name of the layer.
-        layer: the layer that owns the weight.
         key: the name of the quantizer in the layer, ``_weight_quantizer`` where there is one.
-        quantizer: the quantizer of the weight.
     """
 
     name: str

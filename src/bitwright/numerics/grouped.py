@@ -21,12 +21,8 @@ def grouped_product(
 ) -> Tensor:
     """``F.grouped_mm`` of rows, which torch's exporter takes in half precision only.
 
-    Args:
-        x: (rows, inputs), sorted by group; rows after the last group have no defined result.
-        weight: (groups, inputs, outputs).
-        offs: where each group ends.
-        bias: as in torch, which does not support it.
-        out_dtype: as in torch.
+    ``x`` (rows, inputs) is sorted by group, and group i of ``weight`` (groups, inputs, outputs) serves the rows up to
+    ``offs[i]``; rows after the last have no defined result.
     """
     if x.ndim != 2 or weight.ndim != 3 or offs is None or bias is not None:
         return torch.nn.functional.grouped_mm(x, weight, offs=offs, bias=bias, out_dtype=out_dtype)

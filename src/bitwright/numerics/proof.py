@@ -33,12 +33,7 @@ def difference(
 ) -> str | None:
     """Say how a kernel's results differ from the eager ones, or return None.
 
-    Args:
-        kernel: the compiled function; it is called with the larger inputs first.
-        eager: the function itself.
-        args: ``x`` in canonical form and the parameters of a call.
-        kinds: what the parameters are.
-        exact: whether each value must have the same bits.
+    The larger inputs come first. ``exact`` asks for the same bits in each value.
     """
     for given, strange in _all_inputs(args, kinds):
         found, wanted = kernel(*given), eager(*given)

@@ -14,7 +14,6 @@ class EMASearchBase(EMAMinMaxObserver):
     """Moving average of the ranges that ``search`` finds for each batch; the first batch is taken as it is.
 
     Args:
-        spec: what the range is for.
         ema_ratio: weight of the past, from 0 (only the last batch) to below 1.
         bins: bins per channel, a power of two.
     """

@@ -15,7 +15,6 @@ class HistogramBase(Observer):
     """Counts all values; subclasses write ``search``, which finds the range of each channel.
 
     Args:
-        spec: what the range is for.
         bins: bins per channel, a power of two.
     """
 

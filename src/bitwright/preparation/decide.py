@@ -102,12 +102,7 @@ def _joins_factor(node: fx.Node, region: Region, backend: Backend) -> bool:
 
 
 def _first_last_layers(model: CapturedModel, modules: dict[str, nn.Module]) -> set[fx.Node]:
-    """The layers with a weight that read the network's input or produce its output, through single-input operators.
-
-    Args:
-        model: the network.
-        modules: its modules by name.
-    """
+    """The layers with a weight that read the network's input or produce its output, through single-input operators."""
 
     def has_weight(node: fx.Node) -> bool:
         operator = operator_of(node, modules)

@@ -117,14 +117,7 @@ class Ledger:
 
 
 def entries_of(decisions: Decisions, owner: nn.Module, backend: Backend, graph: str | None = None) -> list[Entry]:
-    """The entries for a table of decisions.
-
-    Args:
-        decisions: the table.
-        owner: the module that owns the quantizers that the decisions name.
-        backend: the target.
-        graph: the path of the graph that the decisions are about, if any.
-    """
+    """The entries for a table of decisions, whose quantizers ``owner`` has."""
     return [
         Entry(
             decision.name,

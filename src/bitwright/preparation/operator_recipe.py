@@ -39,14 +39,7 @@ class OperatorRecipe:
 def operator_recipe(
     rule: Rule | None, recipe: Recipe, backend: Backend, *, first_or_last: bool = False
 ) -> OperatorRecipe:
-    """All settings for an operator that ``rule`` matches.
-
-    Args:
-        rule: the rule that won, if any.
-        recipe: the user's recipe.
-        backend: the target.
-        first_or_last: whether it is a first or last layer; some backends give it more bits unless its rule has a spec.
-    """
+    """All settings for an operator; backends may give first and last layers more bits, unless their rule has a spec."""
     general: dict[Kind, TensorRecipe] = {
         "weight": recipe.weight,
         "input": recipe.activation,

@@ -102,16 +102,9 @@ def prepare_resolved(
     debug: bool = False,
     answers: Mapping[str, Mapping[str, bool]] | None = None,
 ) -> nn.Module:
-    """Prepare a model by a complete recipe.
+    """Prepare a model by a complete recipe, leaves included.
 
-    Args:
-        model: as in :func:`prepare`, like the arguments not listed here.
-        example_inputs: inputs.
-        recipe: all settings, including leaves.
-        backend: the target.
-        concrete_args: arguments that are fixed.
-        debug: whether to check schedules.
-        answers: earlier answers to questions that depend on weights, by the path of the graph.
+    ``answers`` are earlier answers to questions that depend on weights, by the path of the graph.
     """
     if is_prepared(model):
         raise ConfigError("this model is prepared already; prepare the float model it was made from")
@@ -156,13 +149,7 @@ def _prepare_captured(captured: Capture, ledger: Ledger, *, debug: bool) -> None
 
 
 def _decide_again(region: Region, before: list[fx.Node], job: Job) -> None:
-    """Complete a region's table for its current nodes; nodes that are gone became part of others.
-
-    Args:
-        region: the graph after fusing, with the earlier decisions.
-        before: its nodes before.
-        job: recipe and backend.
-    """
+    """Complete a region's table for its current nodes; nodes that are gone since ``before`` became part of others."""
     now, old = list(region.model.graph.nodes), set(before)
     made = [node for node in now if node not in old]
     fresh = [node for node in made if not _inherits(region, node, before)]

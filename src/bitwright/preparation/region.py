@@ -37,14 +37,7 @@ class Region:
 
 @dataclass(frozen=True)
 class Job:
-    """What decides how operators compute.
-
-    Attributes:
-        recipe: what the user asks for.
-        backend: what the target does.
-        targets: the operators as rules see them.
-        islands: the names of modules that run as written.
-    """
+    """What decides how operators compute."""
 
     recipe: Recipe
     backend: Backend

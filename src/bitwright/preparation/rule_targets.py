@@ -14,8 +14,7 @@ from bitwright.recipe import RuleTarget
 class RuleTargets:
     """Knows the names of a model's operators in rules, and the classes they are part of.
 
-    Args:
-        whole: the captured model, or the user's own if it could not be captured as a whole.
+    ``whole`` is the captured model, or the user's own if it could not be captured as a whole.
     """
 
     def __init__(self, whole: nn.Module) -> None:

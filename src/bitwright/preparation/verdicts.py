@@ -52,12 +52,7 @@ def judge(
 ) -> Judgement:
     """How a call computes, given its operator, its rule, the backend and its inputs.
 
-    Args:
-        node: the call.
-        module: what it calls, if it is a module.
-        decision: what is known before judging.
-        job: recipe and backend.
-        exact: the verdict if its values must not be rounded.
+    ``exact`` is the verdict if its values must not be rounded.
     """
     if facts(node).leaf:
         return leaf(facts(node).leaf)

@@ -110,9 +110,6 @@ class HistogramCalibrator(Calibrator, MagnitudeObserver):
     """Keeps a histogram of ``|x|``, from which amax is chosen to lose little; it is that of MagnitudeObserver.
 
     Args:
-        num_bits: as in :class:`Calibrator`.
-        axis: None: a histogram is of the whole tensor.
-        unsigned: as in :class:`Calibrator`.
         num_bins: bins that thresholds are counted in, over the range seen.
         grow_method: ignored; older code gives it.
         skip_zeros: leave zeros out, as after a ReLU.

@@ -28,16 +28,7 @@ class Place(NamedTuple):
 
 
 class BlockProgress:
-    """Keeps a job's results in a checkpoint, and continues from there.
-
-    Args:
-        folder: where the checkpoint is.
-        job: its name.
-        model: the model that is calibrated.
-        graph: its graph.
-        seeing: the quantizers that observe batches, by name.
-        data: a digest of all batches.
-    """
+    """Keeps a job's results in a checkpoint, and continues from there."""
 
     def __init__(
         self,

@@ -32,11 +32,7 @@ class Laid(NamedTuple):
 
 
 class Values:
-    """The values between blocks that are done and blocks to come.
-
-    Args:
-        memory: where they are kept.
-    """
+    """The values between blocks that are done and blocks to come."""
 
     def __init__(self, memory: Memory) -> None:
         self._memory = memory

@@ -84,13 +84,7 @@ def calibrate_by_block(
 
 
 class _Job:
-    """One call of calibrate_by_block.
-
-    Args:
-        model: what ``prepare`` returned.
-        seeing: the quantizers that observe batches, by name.
-        memory: where values are kept.
-    """
+    """One call of calibrate_by_block."""
 
     def __init__(self, model: nn.Module, seeing: dict[str, TensorQuantizer], memory: Memory) -> None:
         self.model, self.seeing, self.values = model, set(seeing.values()), Values(memory)

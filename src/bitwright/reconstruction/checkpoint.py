@@ -14,15 +14,7 @@ from bitwright.reconstruction.settings import Settings
 
 
 class UnitCheckpoints:
-    """A folder with one checkpoint per unit, all of the same model, settings and data.
-
-    Args:
-        folder: where the files are, or will be.
-        model: the model before any unit is learned.
-        settings: how units are learned.
-        inputs: the data of this process.
-        ranks: all processes; the first writes and reads for all.
-    """
+    """A folder with one checkpoint per unit, all of the same model, settings and data; rank 0 writes and reads."""
 
     def __init__(
         self, folder: str | Path, model: nn.Module, settings: Settings, inputs: Iterable[object], ranks: Ranks

@@ -13,12 +13,7 @@ from bitwright.files import in_words
 
 
 class Memory:
-    """Allocates tensors, and files mapped to memory once ``limit`` bytes are in use.
-
-    Args:
-        limit: maximum bytes of memory to use; the rest goes to disk.
-        folder: where files are made.
-    """
+    """Allocates tensors, and files mapped to memory once ``limit`` bytes are in use."""
 
     def __init__(self, limit: float, folder: Path) -> None:
         self.limit, self.folder = limit, folder
@@ -56,10 +51,7 @@ class Column:
 
     Tensors with one row per sample are stored in one block, so that any samples can be drawn.
 
-    Args:
-        sizes: the number of samples in each batch.
-        memory: where the block comes from.
-        last: lay tensors out with the channels of images last.
+    ``last`` lays tensors out with the channels of images last.
     """
 
     def __init__(self, sizes: Sequence[int], memory: Memory, *, last: bool = False) -> None:

@@ -15,14 +15,7 @@ from bitwright.reconstruction.settings import Settings
 
 
 class Descent:
-    """Everything that is trained together.
-
-    Args:
-        weights: weights that learn their rounding, and their scale if that has begun.
-        scales: activations that learn their scale.
-        steps: the maximum number of steps.
-        settings: how to learn.
-    """
+    """Everything that is trained together: weights that learn their rounding, and activations their scale."""
 
     def __init__(
         self, weights: list[LearnedWeight], scales: list[LearnedScale], steps: int, settings: Settings

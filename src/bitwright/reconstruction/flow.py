@@ -21,13 +21,7 @@ from bitwright.reconstruction.units import Unit
 class Flow:
     """The values on the border between units that are done and units to come.
 
-    Args:
-        model: a prepared graph.
-        original: the same graph before it was corrected, or itself; in float, it is what the model should approach.
-        units: all its units.
-        inputs: the data, batch by batch, by the names of the model's inputs.
-        quantizers: all quantizers of the model.
-        memory: where values are kept.
+    In float, ``original``, the graph before it was corrected or the graph itself, is what the model should approach.
     """
 
     def __init__(

@@ -20,13 +20,6 @@ def takes_channels_last(
     """Whether all units accept their inputs channels-last, and return the same results.
 
     Depthwise and 1x1 convolutions are several times faster that way. Code that needs a view of other sizes rejects it.
-
-    Args:
-        model: what the units are of.
-        units: all of them, in order.
-        calls: what computes each.
-        inputs: the model's.
-        last_reader: the number of the last unit that reads a value.
     """
     if not _convolves(model) or not all(map(_on_cpu, inputs.values())):
         return False

@@ -30,15 +30,10 @@ class Lesson:
     """Everything needed to learn one unit.
 
     Attributes:
-        call: the unit.
-        samples: its inputs and targets.
         importance: the weight of each value of each target, if they differ.
         share: the factor for the error of each result; the weighted errors add up to 1 before learning.
         gap: the factor for the gap between predictions.
-        weights: weights that learn their rounding.
         scales: activations that learn their scale.
-        activations: the quantizers of all activations in the unit.
-        settings: how to learn.
         ranks: the processes that learn it together, each with samples of its own.
     """
 

@@ -25,12 +25,7 @@ MOST_STRETCH = 2.0  # the factor by which a learned weight scale may grow or shr
 
 @dataclass(eq=False)
 class Learned:
-    """A quantizer that learns, with its former state.
-
-    Attributes:
-        name: the layer whose weight it quantizes, or its own name.
-        quantizer: what learns.
-    """
+    """A quantizer that learns, with its former state, under the name of its layer if it is a weight's."""
 
     name: str
     quantizer: TensorQuantizer
@@ -54,8 +49,6 @@ class LearnedWeight(Learned):
     """A weight whose rounding is learned.
 
     Attributes:
-        weight: what the quantizer quantizes.
-        layer: what has the weight.
         site: its place in the layer; None for the argument of a function.
         own: the layer's own weight before GPTQ rounded it, if it did; learning starts there.
     """

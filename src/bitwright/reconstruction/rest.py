@@ -16,12 +16,8 @@ class Rest:
     """The units after one, in float.
 
     Args:
-        units: those units, with what computes each.
-        quantizers: all of the model.
         targets: the results of the unit before them that depend on what it learns.
-        ends: the model's results.
         sides: the values that are alive in the float and in the quantized model.
-        columns: makes a column for values that come batch by batch.
 
     Attributes:
         others: what the units read besides the targets, as the quantized model has it.

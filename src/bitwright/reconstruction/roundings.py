@@ -23,9 +23,6 @@ from bitwright.reconstruction.learned import LearnedWeight
 class Roundings:
     """The roundings of weights on one device.
 
-    Args:
-        weights: those that have begun to learn.
-
     Attributes:
         rounding: V of all of them, to be trained.
     """

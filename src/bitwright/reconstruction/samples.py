@@ -28,12 +28,8 @@ class Sample(NamedTuple):
 class Samples:
     """All samples of a unit.
 
-    Args:
-        quantized: the inputs in the quantized model.
-        exact: the inputs in the float model.
-        targets: the results of the float model to approximate.
-        call: the unit in float, to find out whether it treats samples separately.
-        rest: the rest of the model, where predictions count.
+    ``call`` is the unit in float, to find out whether it treats samples separately; ``rest`` is the rest of the model,
+    where predictions count.
     """
 
     def __init__(

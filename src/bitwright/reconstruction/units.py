@@ -184,14 +184,9 @@ def find_units(
     merge: int,
     changes: Changes = lambda quantizer: quantizer.quantizes,
 ) -> list[Unit]:
-    """The units of a graph, in order; together they have all its nodes.
+    """The units of a graph, layers or blocks, in order; together they have all its nodes.
 
-    Args:
-        model: a prepared and calibrated graph.
-        learns: whether a call has something to learn.
-        unit: "layer" or "block".
-        merge: how many neighbours are joined into one unit.
-        changes: whether a quantizer changes tensors.
+    ``learns`` says whether a call has something to learn, ``changes`` whether a quantizer changes tensors.
     """
     graph = _Graph(model, learns, changes)
     pieces = graph.pieces()

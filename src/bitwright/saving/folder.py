@@ -19,10 +19,7 @@ _AT_FDCWD, _EXCHANGE = -100, 2  # of Linux's renameat2
 def check_folder(path: str | os.PathLike[str], ours: Collection[str], mark: str) -> Path:
     """Return where a folder goes, following links, or raise if it cannot; only our own folders are ever replaced.
 
-    Args:
-        path: the folder.
-        ours: the files that such a folder may have.
-        mark: the file that every such folder has.
+    ``ours`` are the files that such a folder may have, ``mark`` the one that every such folder has.
     """
     shown = repr(str(path)[:200])
     try:

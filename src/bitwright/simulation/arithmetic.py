@@ -35,12 +35,7 @@ class Rule:
 
 @dataclass
 class Arithmetic:
-    """What is known about a runtime's integer kernels.
-
-    Attributes:
-        name: of the runtime.
-        rules: by the names of operators (see ``bitwright.nn.operators``).
-    """
+    """What is known about a runtime's integer kernels, by the names of operators."""
 
     name: str
     rules: dict[str, Rule] = field(default_factory=dict)

@@ -15,12 +15,7 @@ _SIGNED_SHIFT = 128  # int8 activations are stored as uint8
 
 @dataclass(frozen=True)
 class Grid:
-    """The values of the 256 levels of an unsigned byte.
-
-    Attributes:
-        scale: the step, a float32 number.
-        zero_point: the integer that stands for zero, as a float32 number.
-    """
+    """The values of the 256 levels of an unsigned byte: a step, and the integer for zero, as float32 numbers."""
 
     scale: Tensor
     zero_point: Tensor
@@ -62,12 +57,7 @@ def _shift(spec: QuantSpec) -> int | None:
 
 @dataclass(frozen=True)
 class Quantized:
-    """A tensor as a kernel reads it.
-
-    Attributes:
-        integers: from 0 to 255, held as float32.
-        grid: their grid.
-    """
+    """A tensor as a kernel reads it: integers from 0 to 255 on a grid, held as float32."""
 
     integers: Tensor
     grid: Grid

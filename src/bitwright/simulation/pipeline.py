@@ -83,15 +83,7 @@ def simulate(model: nn.Module, runtime: str = "onnxruntime") -> Simulated:
 
 
 class _Simulating:
-    """Converts one graph.
-
-    Args:
-        deployment: the whole model.
-        arithmetic: how the runtime computes.
-        simulated: where to note what was done.
-        prefix: the name of the graph in the whole.
-        region: the graph.
-    """
+    """Converts one graph."""
 
     def __init__(
         self, deployment: Deployment, arithmetic: Arithmetic, simulated: Simulated, prefix: str, region: CapturedModel

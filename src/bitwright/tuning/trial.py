@@ -29,15 +29,7 @@ from bitwright.verification.feeds import feeds_of
 
 @dataclass(frozen=True)
 class Source:
-    """The float model, and how it is prepared.
-
-    Attributes:
-        model: the float model.
-        example: its example inputs.
-        backend: the target.
-        concrete_args: arguments of forward that are fixed.
-        folder: where files go.
-    """
+    """The float model and how it is prepared; files go to ``folder``."""
 
     model: nn.Module
     example: Any

@@ -25,12 +25,7 @@ _LEAST = 0.01  # of the whole output's magnitude, which float arithmetic elsewhe
 
 
 class OutputTally:
-    """Adds up differences of the outputs over batches.
-
-    Args:
-        names: the file's outputs, in order.
-        weight_sites: the names of quantizers whose tensors are stored.
-    """
+    """Adds up differences of the outputs over batches; ``weight_sites`` are quantizers whose tensors are stored."""
 
     def __init__(self, names: Sequence[str], weight_sites: set[str]) -> None:
         self._checks = {name: OutputCheck(name) for name in names}
@@ -40,11 +35,7 @@ class OutputTally:
     def add(self, model: nn.Module, inputs: Inputs, given: Mapping[str, np.ndarray], following: Any) -> None:  # noqa: ANN401
         """Compare the outputs on one batch.
 
-        Args:
-            model: the simulation.
-            inputs: the batch.
-            given: the runtime's outputs by name.
-            following: the simulation's results from the runtime's own quantized tensors; None if unknown.
+        ``following`` are the simulation's results from the runtime's own quantized tensors; None if unknown.
         """
         free = tensors_in(simulate(model, inputs))
         followed = [] if following is None else tensors_in(following)

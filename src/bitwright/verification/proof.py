@@ -313,10 +313,7 @@ class Proof:
     """What was found about a file.
 
     Attributes:
-        file: the file.
-        size: its size in bytes.
         float_size: the size of the same model in FP32.
-        runtimes: a RuntimeProof by the name of the runtime.
         limits: what had to be kept; None where the file was compared and not judged.
         missed: limits that were not kept, in words.
         notes: what else there is to know.

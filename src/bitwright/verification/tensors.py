@@ -53,9 +53,7 @@ def _bind(hook: Callable[..., Any], name: str) -> Callable[..., Any]:
 class TensorTally:
     """Adds up differences of quantized tensors over batches.
 
-    Args:
-        entries: the entries of the file's record for its tensors.
-        stored: returns a tensor that the file stores.
+    ``stored`` returns a tensor that the file stores.
     """
 
     def __init__(self, entries: tuple[ExportedTensor, ...], stored: Callable[[str], np.ndarray | None]) -> None:
@@ -90,12 +88,8 @@ class TensorTally:
     ) -> Iterator[None]:
         """While the model runs on one batch, compare its tensors with the runtime's, and continue from the runtime's.
 
-        Args:
-            model: the simulation.
-            given: the runtime's tensors.
-            fused: tensors that the runtime does not round because they are part of a larger operator, and that
-                operator.
-            untouched: tensors that cannot be compared, with the reason.
+        ``fused`` are tensors that the runtime does not round because they are part of a larger operator, with that
+        operator; ``untouched`` cannot be compared, for the reasons given.
         """
         self._fused, self._untouched = fused or {}, untouched or {}
 

@@ -52,15 +52,7 @@ class Watch:
 
 
 class Watcher:
-    """Finds out which tensors of a file can be watched in a runtime.
-
-    Args:
-        runtime: the runtime.
-        file: the file.
-        feeds: a batch.
-        results: the outputs of the unchanged file on it.
-        executed: the operators that the runtime executed for it.
-    """
+    """Finds out which tensors of a file can be watched in a runtime."""
 
     def __init__(
         self,

@@ -42,12 +42,7 @@ def fuse_chains(
 ) -> nn.Module:
     """A copy of ``model`` with every chain of modules fused in place of the first; the others pass values on.
 
-    Args:
-        model: the float model.
-        inputs: what it is captured with, to see which module feeds which.
-        methods: functions that turn a chain into one module.
-        folds_norms: whether the backend folds norms, so that Bitwright's own methods need not run.
-        capturing: further arguments of ``capture``.
+    ``methods`` turn a chain into one module. If the backend folds norms, Bitwright's own methods need not run.
     """
     wanted = {c: m for c, m in methods.items() if not (folds_norms and DEFAULT_METHODS.get(c) is m)}
     if not wanted:

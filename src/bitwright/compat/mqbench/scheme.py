@@ -7,11 +7,7 @@ from bitwright.spec import QuantSpec
 
 
 class QuantizeScheme:
-    """A scheme by its keys, as in ``w_qscheme``.
-
-    Attributes:
-        kwargs: arguments of the observer among the keys.
-    """
+    """A scheme by its keys, as in ``w_qscheme``; ``kwargs`` are arguments of the observer among them."""
 
     def __init__(
         self,

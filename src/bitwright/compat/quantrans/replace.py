@@ -17,13 +17,7 @@ from bitwright.torch_internals import MODULE_STATE
 
 
 def quantized_twin(layer: nn.Module, quan_args: Mapping[str, Any], name: str) -> nn.Module:
-    """The layer that ``quan_args`` describe, with everything from ``layer``, which is left unchanged.
-
-    Args:
-        layer: the float layer.
-        quan_args: ``type`` and the quantizer's arguments, as in a config.
-        name: the user's name for the layer, for messages.
-    """
+    """The layer that ``quan_args`` describe, with everything from ``layer``, which is left unchanged."""
     cls = QUANLAYERS.class_of(quan_args, f"{name!r}: ")
     if parametrize.is_parametrized(layer):
         raise ConfigError(f"{name!r} has a parametrization: call remove_parametrizations() before quantizing it")

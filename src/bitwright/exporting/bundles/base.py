@@ -36,13 +36,7 @@ Texts = dict[str, str]
 
 @dataclass(frozen=True)
 class Contents:
-    """The contents of a bundle.
-
-    Attributes:
-        model: the float model.
-        places: where its quantized tensors are.
-        ranges: their numbers, by tensor name; empty while a bundle is read.
-    """
+    """The float model of a bundle, where its quantized tensors are, and their numbers (none while it is read)."""
 
     model: "onnx.ModelProto"
     places: tuple[Place, ...]

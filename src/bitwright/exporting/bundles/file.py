@@ -10,12 +10,7 @@ from bitwright.exporting.onnx.file import OnnxFile
 
 
 class BundleFile(OnnxFile):
-    """The Q/DQ model, made of a float model and ranges.
-
-    Attributes:
-        clean: the float model.
-        files: all files of the bundle.
-    """
+    """The Q/DQ model, made of a float model and ranges."""
 
     stands_in = True
 

@@ -37,7 +37,6 @@ class OnnxFile(LoadedFile):
     """An ONNX model in memory.
 
     Attributes:
-        proto: the model.
         widened: for a tensor that numpy has no type for, the name of the output that has it in a wider type.
     """
 

@@ -13,14 +13,7 @@ _KINDS = {"QuantizeLinear": ("/quantize", "/integers"), "DequantizeLinear": ("/d
 
 
 def name_after_model(model: Any, name: str, calls: dict[str, Origin], results: list[str]) -> list[ExportedOperator]:
-    """Name a graph's nodes and tensors, drop the exporter's private metadata, and return what each node came from.
-
-    Args:
-        model: the exporter's model.
-        name: name of the user's model.
-        calls: what the deployed model's modules stand for.
-        results: the names of the model's results, in order.
-    """
+    """Name a graph's nodes and tensors, drop the exporter's private metadata, and return what each node came from."""
     graph = model.graph
     graph.name, model.producer_name, model.producer_version = name, "bitwright", None
     _name_outputs(graph, results)

@@ -223,11 +223,7 @@ def _largest(op: Any, rank: int) -> Translation:
 
 
 class _Windows:
-    """The windows of a pool, along each dimension.
-
-    Attributes:
-        beyond: how far the last window reaches beyond the padding.
-    """
+    """The windows of a pool along each dimension, and how far the last one reaches beyond the padding."""
 
     def __init__(self, x: Any, rank: int, *settings: Any) -> None:
         *places, self.ceil_mode = settings

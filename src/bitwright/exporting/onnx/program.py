@@ -23,13 +23,7 @@ _log = logging.getLogger("bitwright.exporting")
 def export_program(twin: nn.Module, inputs: Inputs, opset: int, dynamic_shapes: Any, *, pack: bool) -> Any:
     """Export to an ONNX model that is not optimized yet.
 
-    Args:
-        twin: the deployed model.
-        inputs: to export with.
-        opset: the version of ONNX.
-        dynamic_shapes: True leaves free all sizes that the model accepts in other values, False none; or as in
-            ``torch.export``.
-        pack: store weights of few bits in 4 bits.
+    ``dynamic_shapes`` may be True, which leaves free all sizes that the model accepts in other values.
     """
     with inputs_as_arguments(twin):
         return _export_program(twin, inputs, opset, dynamic_shapes, pack=pack)

@@ -82,14 +82,7 @@ def translations(opset: int, twin: nn.Module, *, pack: bool = False) -> dict[Cal
 
 
 class _Writer:
-    """Writes one part.
-
-    Args:
-        op: the operators of a version of ONNX.
-        name: name of the part, used to name its constants.
-        part: the part to write.
-        packed: the type to store a constant in, if not that of its integers.
-    """
+    """Writes one part; ``packed`` is the type to store a constant in, if not that of its integers."""
 
     def __init__(self, op: Any, name: str, part: Part, packed: ir.DataType | None = None) -> None:
         self.op, self.name, self.part, self.packed = op, name, part, packed

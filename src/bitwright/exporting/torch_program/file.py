@@ -66,7 +66,6 @@ class ProgramFile(LoadedFile):
     """A program in memory.
 
     Attributes:
-        content: the archive.
         how: what runtimes do with it first: which tensors to give out, too, and whether to leave out quantizers.
     """
 

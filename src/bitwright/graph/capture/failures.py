@@ -60,12 +60,7 @@ def call_model(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> An
 def reason_for(error: Exception, path: str = "") -> str:
     """Why a module cannot be captured: the first line of the error, and where in the user's code it happened.
 
-    Args:
-        error: what was raised while the module was captured.
-        path: the module's qualified name.
-
-    Raises:
-        InternalError: the failure is ours.
+    A failure of our own is raised as an InternalError.
     """
     place = our_place(error)
     if isinstance(error, InternalError):

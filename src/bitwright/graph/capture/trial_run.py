@@ -36,9 +36,7 @@ def trial_run(model: nn.Module, origin: Mapping[int, torch.Tensor] | None = None
 
     One thread at a time: each run begins from the same random numbers.
 
-    Args:
-        model: the model that will be run.
-        origin: by the id of a tensor, another one with its value, so that it need not be copied.
+    ``origin`` has, by the id of a tensor, another one with its value, so that it need not be copied.
     """
     record = TrialRun()
     modules = [m for m in model.modules() if not isinstance(m, torch.jit.ScriptModule)]

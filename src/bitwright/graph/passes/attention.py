@@ -25,11 +25,9 @@ class AttentionBuilder:
 
     Sizes in comments: L queries, S keys, N sequences, H heads, D values per head, E = H·D.
 
-    Args:
-        build: adds the nodes.
-        given: the arguments of ``F.multi_head_attention_forward`` by name, tensors as nodes; also ``batch_first``,
-            ``dropout``, the module that drops attention weights while training, if one does, and ``explicit``: write
-            the products out, instead of calling ``scaled_dot_product_attention``.
+    ``given`` has the arguments of ``F.multi_head_attention_forward`` by name, tensors as nodes; also ``batch_first``,
+    ``dropout``, the module that drops attention weights while training, if one does, and ``explicit``: write the
+    products out, instead of calling ``scaled_dot_product_attention``.
     """
 
     def __init__(self, build: NodeBuilder, given: dict[str, Any]) -> None:

@@ -26,10 +26,7 @@ class PassResult:
     """What one schedule did to one model.
 
     Attributes:
-        name: name of the schedule.
-        modified: whether it changed anything.
         applied: number of matches passed to it for rewriting.
-        notes: a line for each thing it did, or declined to do.
     """
 
     name: str

@@ -14,11 +14,7 @@ T = TypeVar("T")
 
 
 def in_order(earlier: Mapping[T, Collection[T]]) -> list[T]:
-    """Sort the keys, each after those it waits for; among those that are ready, the first key comes first.
-
-    Raises:
-        graphlib.CycleError: some wait for each other; its second argument names them.
-    """
+    """Sort the keys, each after those it waits for and else as they come; raises ``graphlib.CycleError``."""
     sorter = graphlib.TopologicalSorter(earlier)
     sorter.prepare()
     keys, ready, order = list(earlier), [], []

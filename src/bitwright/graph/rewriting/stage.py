@@ -25,12 +25,8 @@ def run_stage(
 ) -> list[PassResult]:
     """Run the schedules of a stage; the caller recompiles the model, once.
 
-    Args:
-        model: the model to rewrite.
-        stage: ``"simplify"`` or ``"fuse"``.
-        switches: by schedule name, whether it runs, or its options.
-        check: computes the model's outputs from its current graph (see ``differences.runner``). If given, outputs are
-            compared before and after each schedule, and a schedule that changes them is an error.
+    ``switches`` says by name whether a schedule runs, or its options. ``check`` computes the model's outputs from its
+    current graph; with it, a schedule that changes them is an error.
     """
     results: list[PassResult] = []
     chosen, index, is_stale = read_switches(switches or {}), GraphIndex(model), False

@@ -99,9 +99,7 @@ def register_operator(operator: Operator, *, override: bool = False) -> Operator
 
         register_operator(Operator("squared_relu", (SquaredReLU, squared_relu), elementwise=True))
 
-    Args:
-        operator: the record.
-        override: replace an operator of the same name, and take over sources from the operators that have them.
+    ``override`` replaces an operator of the same name, and takes sources over from the operators that have them.
     """
     for source in operator.sources:
         taken = _BY_SOURCE.get(source)

@@ -20,12 +20,7 @@ LOOKED_UP = 1 << 18  # entries of a table, at most
 
 
 class Divergence:
-    """KL(P || Q) for cuts that all channels share.
-
-    Args:
-        counts: how often each magnitude comes, (channels, bins), integers.
-        levels: the format's levels for magnitudes.
-    """
+    """KL(P || Q) for cuts that all channels share; ``counts`` of magnitudes are integers, (channels, bins)."""
 
     def __init__(self, counts: Tensor, levels: int) -> None:
         self.counts, self.levels = counts.t().double().contiguous(), levels  # (bins, channels)

@@ -72,8 +72,7 @@ class StreamingHistogram:
     def counts(self, bins: int | None = None) -> tuple[Tensor, Tensor]:
         """Counts (channels, bins) and the width of the bins (channels,); bin j starts at (j - bins/2)·width.
 
-        Args:
-            bins: a power of two, at most as many as the histogram has; bins are joined to so many.
+        Bins are joined to at most ``bins``, a power of two.
         """
         bins = bins or self.bins
         if self._exact is None:

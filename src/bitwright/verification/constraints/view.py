@@ -65,11 +65,6 @@ class QuantizedTensor:
 class View:
     """A file's operators, and the tensors that are quantized between them.
 
-    Args:
-        model: a Q/DQ model.
-        record: Bitwright's record of it, for the user's names.
-        format: the name of the file's format.
-
     Attributes:
         nodes: the operators that compute, without quantizers and their clips.
         tensors: the quantized tensors, in the order of the file.

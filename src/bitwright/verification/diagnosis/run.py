@@ -18,15 +18,7 @@ _ALLOWED = 1  # step
 def diagnose(
     runtime: Runtime, file: LoadedFile, feeds: Mapping[str, np.ndarray], name: str, tensor: str
 ) -> Diagnosis | None:
-    """Test reasons why a runtime deviates at a quantized tensor; returns None for files that cannot be cut.
-
-    Args:
-        runtime: the runtime.
-        file: the file.
-        feeds: inputs on which it deviates.
-        name: the user's name for the tensor.
-        tensor: its integers in the file.
-    """
+    """Test reasons why a runtime deviates at a tensor on some inputs; returns None for files that cannot be cut."""
     if not isinstance(file, OnnxFile) or file.format != "onnx" or not tensor:
         return None
     found = Diagnosis(name)

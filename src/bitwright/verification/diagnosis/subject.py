@@ -16,12 +16,7 @@ _Q = "QuantizeLinear"
 
 @dataclass
 class Subject:
-    """A model and its deviating quantized tensor; trials change copies of it.
-
-    Attributes:
-        model: the model, which outputs the tensor.
-        tensor: the integers that deviate.
-    """
+    """A model that outputs its deviating quantized tensor; trials change copies of it."""
 
     model: onnx.ModelProto
     tensor: str

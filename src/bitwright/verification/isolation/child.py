@@ -39,12 +39,7 @@ def child_of(runtime: "Runtime") -> "Child":
 
 
 class Child:
-    """A process that executes files with one runtime; if it dies, the next call starts another.
-
-    Args:
-        module: where the runtime's class is.
-        name: the class.
-    """
+    """A process that executes files with one runtime; if it dies, the next call starts another."""
 
     def __init__(self, module: str, name: str) -> None:
         self._command = [sys.executable, "-m", "bitwright.verification.isolation.serve"]

@@ -22,12 +22,7 @@ _Node = namedtuple("_Node", "name type inputs outputs")
 
 
 class ShippedFile:
-    """A file received as bytes, with as much of the interface as runtimes need.
-
-    Attributes:
-        parts: its contents, the main one first, by names that may refer to each other.
-        outputs: the names of its outputs.
-    """
+    """A file received as bytes, the main part first, with as much of the interface as runtimes need."""
 
     def __init__(self, description: dict[str, Any], contents: Iterable[bytes]) -> None:
         self.parts = dict(zip(description["names"], contents, strict=True))

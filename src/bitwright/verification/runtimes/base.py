@@ -119,10 +119,8 @@ class Runtime(ABC):
     def session(self, file: Any, threads: int = 0, *, as_is: bool = False) -> Session:  # noqa: ANN401
         """Load a file and return a function from inputs to outputs by name.
 
-        Args:
-            file: a file read by a format of this runtime.
-            threads: number of threads; 0 leaves it to the runtime.
-            as_is: leave out ``settings``, like a user who just opens the file.
+        With 0 threads, the runtime chooses their number. ``as_is`` leaves out ``settings``, like a user who just opens
+        the file.
         """
 
     @abstractmethod

@@ -12,12 +12,7 @@ class StopForwardException(Exception):
 
 
 class DataSaverHook:
-    """A forward hook that keeps the last inputs and outputs of a layer.
-
-    Attributes:
-        input_store: the arguments of the last call, if they are kept.
-        output_store: its result, if that is kept.
-    """
+    """A forward hook that keeps the last inputs and outputs of a layer."""
 
     def __init__(self, store_input: bool = False, store_output: bool = False, stop_forward: bool = False) -> None:
         self.store_input, self.store_output, self.stop_forward = store_input, store_output, stop_forward

@@ -32,17 +32,9 @@ def group_parameters(
     momentums: Sequence[float] | None = None,
     weight_decays: Sequence[float] | None = None,
 ) -> list[dict[str, Any]]:
-    """Groups of parameters for an optimizer, one for each list of patterns.
+    """Groups of parameters for an optimizer, one for each list of patterns, with its rates.
 
-    Args:
-        model: the model.
-        patterns_list: for each group, its patterns.
-        lrs: for each group, its learning rate.
-        momentums: for each group, its momentum.
-        weight_decays: for each group, its weight decay.
-
-    Returns:
-        What an optimizer takes; a parameter belongs to the first group that matches it.
+    A parameter belongs to the first group that matches it.
     """
     settings = {"lr": lrs, "momentum": momentums, "weight_decay": weight_decays}
     for key, values in settings.items():

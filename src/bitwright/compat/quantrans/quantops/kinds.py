@@ -22,15 +22,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Kind:
-    """A way of quantizing a layer, whatever its operator.
-
-    Attributes:
-        title: its description, for the docstring.
-        weight: how the weight is quantized.
-        activation: how the input is quantized.
-        options: names of the options it has.
-        defaults: values of options that differ from those of :class:`Options`.
-    """
+    """A way of quantizing a layer, whatever its operator; ``defaults`` are those that differ from Options'."""
 
     title: str
     weight: Callable[[Options], Plan]

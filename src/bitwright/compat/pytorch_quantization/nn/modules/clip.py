@@ -8,14 +8,7 @@ from bitwright.errors import ConfigError
 
 
 class Clip(nn.Module):
-    """Clips to ``[clip_value_min, clip_value_max]``.
-
-    Args:
-        clip_value_min: the low end.
-        clip_value_max: the high end.
-        learn_min: make the low end a Parameter; it must be a single number.
-        learn_max: the same for the high end.
-    """
+    """Clips to ``[clip_value_min, clip_value_max]``; an end to learn is a single number and becomes a Parameter."""
 
     clip_value_min: Tensor
     clip_value_max: Tensor
