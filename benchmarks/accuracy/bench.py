@@ -72,7 +72,7 @@ class Bench:
     def _timed(self, bits: str, name: str, make: Callable[[], Model]) -> Iterator[Row]:
         if self.options.rows is not None and name not in self.options.rows:
             return
-        trained, learned = name.startswith("train"), name.startswith(("MSE +", "AIMET"))
+        trained, learned = name.startswith("train"), name.startswith(("MSE +", "preset,", "AIMET"))
         passes = f"{len(self.batches)}x{self.options.passes}"
         length = passes if trained else self.options.steps if learned else "any"
         key = self.net, self.options.epochs, self.seed, length, bits, name
@@ -97,8 +97,7 @@ class Bench:
         def recipe(observer: str) -> dict:
             return {"preset": bits, "weight": {"observer": observer}, "activation": {"observer": observer}}
 
-        def learned(method: str, first: tuple[str, ...]) -> nn.Module:
-            model = self.calibrated(recipe("MSEObserver"))
+        def learned(model: nn.Module, method: str, first: tuple[str, ...] = ()) -> nn.Module:
             bw.correct(model, self.images.split(128), first)
             print(bw.reconstruct(model, self.images.split(128), method, steps=self.options.steps, seed=self.seed))
             return model
@@ -118,8 +117,12 @@ class Bench:
         for steps in CORRECTORS:
             yield f"preset + {' '.join(steps)}", lambda s=steps: corrected(s)
         for method in self.options.methods:
-            yield f"MSE + {method}", lambda m=method: learned(m, ())
-            yield f"MSE + norms bias {method}", lambda m=method: learned(m, ("norms", "bias"))
+            yield f"preset, {method}", lambda m=method: learned(self.calibrated({"preset": bits}, correct=True), m)
+            yield f"MSE + {method}", lambda m=method: learned(self.calibrated(recipe("MSEObserver")), m)
+            yield (
+                f"MSE + norms bias {method}",
+                lambda m=method: learned(self.calibrated(recipe("MSEObserver")), m, ("norms", "bias")),
+            )
         if bits in DEPLOYED:
             yield "file of preset", lambda: deployed(corrected(()))
             yield "file of preset + gptq norms bias", lambda: deployed(corrected(("gptq", "norms", "bias")))

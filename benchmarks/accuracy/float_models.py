@@ -9,16 +9,20 @@ from safetensors.torch import load_model, save_model
 from torch import Tensor, nn
 
 from benchmarks.accuracy.data import Split
-from benchmarks.accuracy.nets import NETS, make_uneven
+from benchmarks.accuracy.nets import NETS, make_uneven, scale_below_limits
 from bitwright.files import atomic_write
 
 CACHE = Path(os.environ.get("BITWRIGHT_CACHE", Path.home() / ".cache" / "bitwright")) / "accuracy"
+LOOKED_AT = 2000  # images that say which channels reach their limits
 
 
 def float_model(name: str, seed: int, train: Split, epochs: int) -> nn.Module:
     """The net of that name, trained with that seed for so many epochs, from the cache if it is there."""
     if name == "uneven":
         return make_uneven(float_model("mobilenet", seed, train, epochs), seed)
+    if name == "limited":
+        images = train.images[:LOOKED_AT]
+        return scale_below_limits(float_model("mobilenet", seed, train, epochs), images, seed)
     path = CACHE / f"{name}-{epochs}-{seed}.safetensors"
     torch.manual_seed(seed)
     model = NETS[name]()

@@ -3,18 +3,20 @@
 import copy
 import itertools
 
+import onnx
 import pytest
 import torch
 from torch import nn
 
 import bitwright as bw
-from benchmarks.accuracy.nets import InvertedResidual, make_uneven
+from benchmarks.accuracy.nets import InvertedResidual, make_uneven, scale_below_limits
 from bitwright.correction.links import find_links
 from bitwright.correction.outcome import Correction
-from bitwright.correction.reference import Original
+from bitwright.correction.reference import Original, all_off
 from bitwright.correction.running import outputs_apart
 from bitwright.correction.trials import Trials
 from bitwright.errors import CalibrationError, ConfigError
+from bitwright.nn.channel_limit import ChannelLimit
 from bitwright.quantizer import quantizers
 from tests.correction.nets import Net, calibrated, data, trained
 
@@ -147,10 +149,58 @@ def test_reasons_why_there_is_no_link():
         "fc": "output reads its result",
     }
     done = Correction("equalize")
-    assert [link.name for link in find_links(calibrated(trained(Chain(nn.ReLU6))), done, norms=(), products=False)] == [
-        "two.0 to two.2"
-    ]
+    model = calibrated(trained(Chain(nn.Hardtanh)))  # it also limits from below
+    assert [link.name for link in find_links(model, done, norms=(), products=False)] == ["two.0 to two.2"]
     assert "reads its result" in done.skipped["one.0"]
+
+
+@pytest.fixture(scope="module")
+def limited():
+    """A net with ReLU6 whose channels differ: those that never reach 6 are scaled down."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 8, 1), *(InvertedResidual(8, 8, 1) for _ in range(2)))
+    batches = [torch.randn(32, 3, 8, 8) for _ in range(2)]
+    for block in net[1:]:
+        nn.init.uniform_(block.body[1].weight, 0.3, 4.0)
+    for batch in batches * 3:
+        net.train()(batch)
+    return scale_below_limits(net.eval(), torch.cat(batches), seed=0), batches
+
+
+def test_factors_move_past_a_limit_and_files_need_none(limited, tmp_path):
+    net, batches = limited
+    model = calibrated(net, weight="int4 symmetric channel:0", backend="onnxruntime", batches=batches)
+    before = outputs_apart(model, Original(model), batches)
+    done = bw.equalize(model, batches)
+    assert outputs_apart(model, Original(model), batches) < 0.2 * before
+    assert set(done.changed) == {f"{i}.body.{j} to {i}.body.{j + 3}" for i in (1, 2) for j in (0, 3)}
+    limits = [m for m in model.modules() if isinstance(m, ChannelLimit)]
+    assert len(limits) == 4
+    assert all(m.high.unique().numel() > 1 for m in limits)
+    unseen = 5 * torch.randn(32, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad(), all_off(model):
+        assert torch.allclose(model(unseen), net(unseen), rtol=1e-4, atol=1e-5)
+    bw.export(model, tmp_path / "model.onnx")
+    nodes = onnx.load(tmp_path / "model.onnx").graph.node
+    assert {node.op_type for node in nodes} == {"Conv", "Add", "QuantizeLinear", "DequantizeLinear"}
+    assert bw.verify(model, tmp_path / "model.onnx", batches, latency=False).ok
+    bw.save(model, tmp_path / "saved")
+    again = bw.load(tmp_path / "saved", net)
+    with torch.no_grad():
+        assert torch.equal(again(unseen), model(unseen))
+    assert bw.equalize(model, batches, rounds=1).step == "equalize"  # and limits stay exact
+    with torch.no_grad(), all_off(model):
+        assert torch.allclose(model(unseen), net(unseen), rtol=1e-4, atol=1e-5)
+
+
+def test_where_quantizers_do_not_cover_the_limits_the_relu6_stays(limited, monkeypatch):
+    net, batches = limited
+    model = calibrated(net, weight="int4 symmetric channel:0", batches=batches)
+    state = list(model.state_dict())
+    monkeypatch.setattr("bitwright.correction.limits.saturates", lambda *_: False)
+    assert not bw.equalize(model, batches).changed
+    assert list(model.state_dict()) == state
+    assert not any(isinstance(m, ChannelLimit) for m in model.modules())
 
 
 def test_the_next_corrector_aims_at_the_equalized_float_model():

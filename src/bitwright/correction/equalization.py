@@ -6,7 +6,7 @@ If the source is a BatchNorm that is kept apart, γ and β are divided, and r₁
 
 The schedule ``cross_layer_equalization`` equalizes all pairs before anything is measured. This corrector works on
 the calibrated model. It tries all links at once, then each alone whose channels differ widely, and keeps what brings
-the outputs closer to float.
+the outputs closer to float. Past a ReLU6, factors are bounded by what its channels reach (:mod:`limits`).
 """
 
 from collections.abc import Iterable
@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from bitwright.correction.links import Link, find_links
+from bitwright.correction.links import Link
 from bitwright.correction.outcome import Correction
 from bitwright.correction.running import first_samples
 from bitwright.correction.trials import try_links, trying, usable
@@ -36,7 +36,8 @@ def equalize(
     """Equalize the ranges of channels across layers, only where it lowers the error of the model's outputs.
 
     It moves factors between float parameters (in float the model computes the same, up to rounding), and finds the
-    ranges of the layers and of the tensors between them again, so call it before other correctors.
+    ranges of the layers and of the tensors between them again, so call it before other correctors. A ReLU6 between two
+    layers gets a limit for each channel; quantizers imply these limits, so files need none.
 
     Args:
         model: a prepared and calibrated model; it is changed in place.
@@ -54,9 +55,10 @@ def equalize(
         raise ConfigError(f"equalize: rounds and samples must be 1 or more, not {rounds} and {samples}")
     done = Correction("equalize")
     with trying(model, first_samples(batches, samples), done, progress) as (trials, _):
-        links = find_links(trials.model, done, norms=NORMS, products=False)
+        links = trials.links(done, norms=NORMS, products=False)
         share = trials.together(links, lambda link: _factors(link)[0])
-        done.changed |= {link.name: share ** (1 / len(links)) for link in links if share < 1.0}
+        moved = [link for link, _ in trials.kept]
+        done.changed |= {link.name: share ** (1 / len(moved)) for link in moved}
         for _ in range(rounds):
             wide = [link for link in links if _apart(link) >= spread]
             if not try_links(trials, wide, _factors, done, "equalizing"):

@@ -4,8 +4,8 @@
 
 The source is a layer (its folded BatchNorm, if it has one), a norm with a weight, or a product with a Parameter, such
 as a norm that the model writes out. Between source and readers there are only quantizers, activations with f(s·x) =
-s·f(x), pools, and reshapes that leave channels in place. In float the model computes the same up to rounding;
-quantizers see channels whose ranges differ less.
+s·f(x), pools, reshapes that leave channels in place, and at most one ReLU6 (see :mod:`limits`). In float the model
+computes the same up to rounding; quantizers see channels whose ranges differ less.
 """
 
 from collections import Counter
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from bitwright.correction.channel_maps import norm_place
+from bitwright.correction.limits import Limit, is_limited
 from bitwright.correction.outcome import Correction
 from bitwright.correction.products import Product, product_at
 from bitwright.graph.evaluate import call_target
@@ -71,6 +72,8 @@ class Link:
         source: the layer, norm or product that divides by the factor.
         readers: the layers that multiply by it.
         quantizers: those in between, and those of weights that are arguments, which find their ranges from data.
+        limited: the call of the ReLU6 in between, if there is one.
+        limit: the same with a limit for each channel.
     """
 
     name: str
@@ -78,6 +81,8 @@ class Link:
     source: Any
     readers: list[Reader] = field(default_factory=list)
     quantizers: list[TensorQuantizer] = field(default_factory=list)
+    limited: fx.Node | None = None
+    limit: Limit | None = None
 
     @property
     def channels(self) -> int:
@@ -116,9 +121,20 @@ class Link:
         """The largest weight of each channel in the readers."""
         return torch.stack([reader.largest() for reader in self.readers]).amax(0)
 
+    def bounded(self, factor: Tensor) -> Tensor:
+        """The factor, as far as a limit on the way allows."""
+        return factor if self.limit is None else self.limit.bounded(factor)
+
+    @property
+    def covered(self) -> bool:
+        """Whether quantizers on the way make a limit superfluous, if there is one."""
+        return self.limit is None or self.limit.covered(self.quantizers)
+
     def scale(self, factor: Tensor) -> None:
         """Divide by the factor in the source, and multiply by it in the readers."""
         with torch.no_grad():
+            if self.limit is not None:
+                self.limit.module.high /= factor.reshape(self.limit.module.high.shape)
             taker, place = self._taker()
             own = factor if place is None else place.of_norm(factor)
             taker.weight /= per_output(taker, own) if isinstance(taker, LAYERS) else own
@@ -139,6 +155,8 @@ class Link:
             return "a rounding was learned"
         if any(q.quantizes and not (q.calibratable or q.dynamic) for q in self.quantizers):
             return "a range on the way is fixed"
+        if self.limited is not None and any(q.quantizes and q.dynamic for q in self.quantizers):
+            return "a range after a ReLU6 is found as the model runs"
         folds = self.source.after if isinstance(self.source, QuantLayer) else ()
         taker, place = self._taker()
         if folds and (place is None or place.fold is not folds[-1]):
@@ -187,6 +205,8 @@ class _Finder:
                     link.readers.append(reader)
                     link.quantizers += [module.weight_quantizer] if isinstance(module, QuantFunction) else []
                     continue
+                elif is_limited(user, module) and link.limited is None:
+                    link.limited = user
                 elif user.op == "output" or not self._passes(user, module, link.axis):
                     return f"{user.name} reads its result"
                 waiting.append(user)

@@ -21,6 +21,7 @@ from bitwright.graph.evaluate import call_target
 from bitwright.graph.facts import shape_of
 from bitwright.graph.names import module_of
 from bitwright.graph.walks import first_input, operator_called
+from bitwright.nn.channel_limit import ChannelLimit
 from bitwright.nn.channels import channel_axis
 from bitwright.nn.fold import NORMS
 from bitwright.nn.layer import QuantLayer
@@ -39,8 +40,8 @@ class Moments(NamedTuple):
     axis: int
 
 
-def clipped(moments: Moments, low: float | None, high: float | None) -> Moments:
-    """The moments of a normal value clamped to [low, high]; None for no limit."""
+def clipped(moments: Moments, low: float | None, high: float | Tensor | None) -> Moments:
+    """The moments of a normal value clamped to [low, high], one for all channels or each; None for no limit."""
     mean, var, axis = moments
     if var is None:
         return moments
@@ -107,6 +108,8 @@ class Expected:
         limits = kind.limits_of(node, module)
         if kind.activation and before.var is None:
             return None
+        if isinstance(module, ChannelLimit):
+            return clipped(before, 0.0, module.high.flatten().to(before.mean))
         if limits is not None:
             return clipped(before, *limits)
         if kind.activation:

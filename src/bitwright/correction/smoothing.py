@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bitwright.correction.links import Link, find_links
+from bitwright.correction.links import Link
 from bitwright.correction.outcome import Correction
 from bitwright.correction.reference import Original
 from bitwright.correction.running import Layer, seeing_inputs
@@ -48,7 +48,7 @@ def smooth(
         raise ConfigError(f"smooth: alpha must be a number from 0 to 1, or several, not {alpha!r}")
     done = Correction("smooth")
     with trying(model, batches, done, progress) as (trials, original):
-        links = find_links(trials.model, done)
+        links = trials.links(done)
         largest = _largest(trials, original, links)
         reached = [link for link in links if link in largest]
         done.skipped |= {link.name: "no data reached it" for link in links if link not in largest}

@@ -1,6 +1,7 @@
 """Trials: move a factor along a link, find all affected ranges again, and keep it if the model's outputs improve."""
 
 import copy
+import math
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -9,7 +10,8 @@ import torch
 from torch import Tensor, fx, nn
 
 from bitwright.calibration import make_room_for_bias
-from bitwright.correction.links import Link
+from bitwright.correction.limits import Limit, fill_limits
+from bitwright.correction.links import Link, find_links
 from bitwright.correction.outcome import Correction
 from bitwright.correction.reference import Original, all_off, correcting
 from bitwright.correction.running import calls, quantized_layers, run, tensors_in
@@ -47,7 +49,7 @@ class Trials:
     def __init__(
         self, model: fx.GraphModule, original: Original, batches: Iterable[Any], progress: bool | None
     ) -> None:
-        self.model, self.progress = model, progress
+        self.model, self.original, self.progress = model, original, progress
         self.data: list[Inputs] = []
         self.wanted: list[list[Tensor]] = []
         for inputs in calls(model, batches, "running in float", progress):
@@ -56,15 +58,36 @@ class Trials:
         self.power = max(sum(float(v.double().square().sum()) for batch in self.wanted for v in batch), 1e-30)
         self.sites = {site.layer: site for site in weight_sites(model)}
         self.kept: list[tuple[Link, Tensor]] = []
+        self.limits: dict[Link, Limit] = {}
         self.error = self._apart()
+
+    def links(self, done: Correction, **kinds: Any) -> list[Link]:
+        """The links of the model, as :func:`find_links` finds them; those with a ReLU6 get a limit for each channel."""
+        found = find_links(self.model, done, **kinds)
+        for link in found:
+            if link.limited is not None:
+                link.limit = Limit(self.model, link.limited, link.channels, link.axis)
+                self.limits[link] = link.limit
+                self.original.state[link.limit.name] = link.limit.module.high.clone()
+        if self.limits:
+            fill_limits(self.limits.values(), lambda: [self.original.run(self.model, x) for x in self.data])
+        return found
+
+    def put_back_limits(self) -> None:
+        """Remove the limits of links along which no factor moved."""
+        moved = {link for link, _ in self.kept}
+        for link, limit in self.limits.items():
+            if limit.is_new and link not in moved:
+                del self.original.state[limit.name]
+                limit.put_back()
 
     def best_of(self, link: Link, factors: Sequence[Tensor]) -> float:
         """Try each of the factors, and keep the best if it beats no factor; return the error as a share."""
         before, best, least = self.error, None, self.error
-        for factor in factors:
+        for factor in map(link.bounded, factors):
             state = _State(link)
             self._move(link, factor)
-            found = self._apart()
+            found = self._apart() if link.covered else math.inf
             state.restore()
             if found < least:
                 best, least = factor, found
@@ -84,18 +107,19 @@ class Trials:
         moved: dict[Link, Tensor] = {}
         for _ in range(SWEEPS):
             for link in links:
-                found = factor(link)
+                found = link.bounded(factor(link))
                 link.scale(found)
                 moved[link] = moved[link] * found if link in moved else found
         self._find_ranges(links)
-        after = self._apart()
-        if not after < before:
-            for state in states:
-                state.restore()
-            return 1.0
-        self.kept += moved.items()
-        self.error = after
-        return after / before
+        covered = [link for link in links if link.covered]
+        after = self._apart() if len(covered) == len(links) else math.inf
+        if after < before:
+            self.kept += moved.items()
+            self.error = after
+            return after / before
+        for state in states:
+            state.restore()
+        return self.together(covered, factor) if len(covered) < len(links) else 1.0
 
     def _move(self, link: Link, factor: Tensor) -> None:
         link.scale(factor)
@@ -122,7 +146,8 @@ class _State:
     """The current parameters and ranges that a link changes."""
 
     def __init__(self, link: Link) -> None:
-        self.parameters = [(p, p.detach().clone()) for p in link.parameters()]
+        limits = [] if link.limit is None else [link.limit.module.high]
+        self.parameters = [(p, p.detach().clone()) for p in (*link.parameters(), *limits)]
         touched = [*link.quantizers, *(layer.weight_quantizer for layer in link.layers)]
         self.ranges = [(q, copy.deepcopy(q.state_dict())) for q in dict.fromkeys(touched)]
 
@@ -159,6 +184,7 @@ def trying(
     with correcting(model) as original:
         trials = Trials(model, original, batches, progress)
         yield trials, original
+        trials.put_back_limits()
         if trials.kept:
             original.follow(model, lambda: [link.scale(factor) for link, factor in trials.kept])
 

@@ -225,6 +225,7 @@ class _Deploying:
                 self._deploy_function(model, node, module, prefix)
         for node in [n for n in model.graph.nodes if n.op == "get_attr"]:
             _keep_what_is_read(model, node)
+        rewrites.limits_to_relu(model, dict(model.named_modules()))
         if not self.clean:
             rewrites.drop_redundant_activations(model, dict(model.named_modules()))
             drop_idle_casts(model)

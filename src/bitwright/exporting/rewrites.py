@@ -1,39 +1,41 @@
 """Rewrites of a deployed graph: add what a runtime needs to see, and remove what it need not compute."""
 
+import torch
 from torch import fx, nn
 
 from bitwright.graph import CapturedModel
 from bitwright.graph.facts import copy_facts, facts, shape_of
+from bitwright.nn.channel_limit import ChannelLimit
 from bitwright.nn.operators import operator_of
 from bitwright.preparation import Verdict, decision_on
-from bitwright.quantizer import TensorQuantizer
+from bitwright.quantizer import TensorQuantizer, saturates
 
 Modules = dict[str, nn.Module]
 _BYTE = 8  # bits
 
 
+def limits_to_relu(model: CapturedModel, modules: Modules) -> None:
+    """Make limits of each channel a ReLU where a quantizer saturates below all of them, which few runtimes have."""
+    for node in model.graph.nodes:
+        module, quantizer = _module(node, modules), _only_quantizer(node, modules)
+        if isinstance(module, ChannelLimit) and quantizer and saturates(quantizer, (None, module.lowest)):
+            node.op, node.target = "call_function", torch.relu
+
+
 def drop_redundant_activations(model: CapturedModel, modules: Modules) -> None:
     """Remove ReLU and clamps before a quantizer that saturates at the same values anyway."""
     for node in list(model.graph.nodes):
-        operator = operator_of(node, modules)
+        operator, quantizer = operator_of(node, modules), _only_quantizer(node, modules)
         limits = None if operator is None else operator.limits_of(node, _module(node, modules))
-        if limits is None or len(node.users) != 1:
-            continue
-        quantizer = _module(next(iter(node.users)), modules)
-        if isinstance(quantizer, TensorQuantizer) and quantizer.enabled and _saturates(quantizer, limits):
+        if limits is not None and quantizer is not None and saturates(quantizer, limits):
             node.replace_all_uses_with(node.args[0])  # pyrefly: ignore
             model.graph.erase_node(node)
 
 
-def _saturates(quantizer: TensorQuantizer, limits: tuple[float | None, float | None]) -> bool:
-    """Whether a quantizer's range ends within the limits, so that clamping to them changes nothing."""
-    if quantizer.scale.ndim or not quantizer.uniform:
-        return False
-    scale, zero_point = (p.item() for p in quantizer.qparams())
-    spec = quantizer.spec
-    ends = zip(limits, (spec.qmin, spec.qmax), strict=True)
-    lowest, highest = (end if limit is None else round(limit / scale) + zero_point for limit, end in ends)
-    return lowest <= spec.qmin and highest >= spec.qmax
+def _only_quantizer(node: fx.Node, modules: Modules) -> TensorQuantizer | None:
+    """The quantizer that alone reads a node's result."""
+    found = _module(next(iter(node.users)), modules) if len(node.users) == 1 else None
+    return found if isinstance(found, TensorQuantizer) and found.enabled else None
 
 
 def requantize_carried(model: CapturedModel, modules: Modules) -> None:

@@ -16,7 +16,8 @@ def float_state_dict(model: nn.Module) -> dict[str, Any]:
         net.load_state_dict(bw.float_state_dict(model))
 
     Names are those of the float model. Folded norms are in it as they are, so the float model computes what the
-    prepared one does with its quantizers off; after training it has the trained weights.
+    prepared one does with its quantizers off; after training it has the trained weights. Where ``equalize`` moved
+    factors past a ReLU6, the limits of its channels are in it too, and the float model, which has one, refuses it.
 
     Args:
         model: a prepared model, or one with QModules or quantizers of its own.

@@ -63,6 +63,8 @@ class Manifest(Strict):
     """BatchNorms that unfreeze_batchnorm was called on."""
     fixed_parameters: tuple[str, ...] = ()
     """Parameters without gradients."""
+    limits: dict[str, str] = Field(default_factory=dict)
+    """Modules that limit each channel, and the nodes that call them: corrections put them there."""
     channels_last: tuple[str, ...] = ()
     """Tensors whose channels lie last in memory."""
     files: dict[str, str]

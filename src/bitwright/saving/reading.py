@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from bitwright.backends import Backend, find_backend
+from bitwright.correction.limits import restore_limits
 from bitwright.errors import BitwrightError, ConfigError, SaveError, SaveWarning, shortened
 from bitwright.graph.capture.failures import frames_to_user
 from bitwright.graph.model import users_class
@@ -65,6 +66,7 @@ def load(
         inputs = _example(files, example_inputs)
         target = from_data(manifest.backend, None if backend is None else find_backend(backend))
         made = (_swapped if manifest.swapped else _prepared)(files, original, inputs, target)
+        restore_limits(made, manifest.limits, files.tensors)
         _restore(made, manifest, files.tensors, path)
     _warn(made, manifest)
     return made

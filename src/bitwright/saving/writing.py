@@ -9,6 +9,7 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from bitwright.correction.limits import limits_in
 from bitwright.distributed import TIMEOUT, from_first_rank
 from bitwright.errors import SaveError
 from bitwright.graph.model import CapturedModel, users_class
@@ -84,6 +85,7 @@ def _save(model: nn.Module, target: Path, example: bool, source: Mapping[str, st
             structure=tuple(lines),
             code=code_of(model),
             **_modes(model),
+            limits=limits_in(model),
             channels_last=tuple(lie_channels_last(own)),
             files=files,
             fingerprint=hashlib.sha256("\n".join([files[TENSORS], *lines]).encode()).hexdigest(),

@@ -67,6 +67,7 @@ ARGUMENTS = {
     **{"Unflatten": (1, (2, 2)), "PixelShuffle": (2,), "PixelUnshuffle": (3,), "ChannelShuffle": (2,)},
     **{"LayerNorm": (6,), "RMSNorm": (6,), "GroupNorm": (2, 4), "BatchNorm": (4,), "InstanceNorm": (4,)},
     **{"Softmax": (-1,), "LogSoftmax": (-1,), "Upsample": (None, 2), "ConstantPad": (1, 0.0), "AttentionProduct": None},
+    "ChannelLimit": (torch.tensor([0.1, 0.5, 1.0, 2.0]).reshape(4, 1, 1),),
     **dict.fromkeys(("MaxPool", "AvgPool", "AdaptiveMaxPool", "AdaptiveAvgPool"), (2,)),
     **dict.fromkeys(("ReflectionPad", "ReplicationPad", "CircularPad", "ZeroPad"), (1,)),
 }

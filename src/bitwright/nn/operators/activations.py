@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
+from bitwright.nn.channel_limit import ChannelLimit
 from bitwright.nn.operators.base import Limits, Operator, Source, argument, register_operator
 
 
@@ -13,6 +14,11 @@ def _clamp_limits(node: fx.Node, module: nn.Module | None) -> Limits | None:
     names, defaults = (("min_val", "max_val"), (-1.0, 1.0)) if hardtanh else (("min", "max"), (None, None))
     low, high = (argument(node, module, i + 1, names[i], defaults[i]) for i in (0, 1))
     return None if isinstance(low, fx.Node) or isinstance(high, fx.Node) else (low, high)
+
+
+def _relu6_limits(_: fx.Node, module: nn.Module | None) -> Limits | None:
+    """0 and 6, unless correction has given each channel a limit of its own."""
+    return None if isinstance(module, ChannelLimit) else (0.0, 6.0)
 
 
 def _define(name: str, *sources: Source, homogeneous: bool = False) -> None:
@@ -28,7 +34,7 @@ register_operator(
         limits=(0.0, None),
     )
 )
-register_operator(Operator("relu6", (nn.ReLU6, F.relu6), elementwise=True, limits=(0.0, 6.0)))
+register_operator(Operator("relu6", (nn.ReLU6, F.relu6, ChannelLimit), elementwise=True, limits=_relu6_limits))
 register_operator(
     Operator(
         "clamp",
