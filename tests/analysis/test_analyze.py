@@ -278,6 +278,21 @@ def test_a_call_without_a_counterpart_is_not_held_against_the_next_batch():
     assert by_name(analyze(model, batches))["fc"].output.sqnr > 25.0
 
 
+class Named(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None, **more: Tensor) -> Tensor:
+        return self.fc(x) + more["bias"]
+
+
+def test_inputs_by_name_in_any_order():
+    bias, x = torch.randn(8), torch.randn(4, 8)
+    model = calibrate(prepare(Named(), {"x": x, "bias": bias}), [{"x": x, "bias": bias}])
+    assert by_name(analyze(model, [{"bias": bias, "x": x}]))["fc"].output.sqnr > 25.0
+
+
 def test_quantizers_that_are_off_stay_off(model):
     batch = torch.randn(2, 3, 8, 8)
     for name, quantizer in quantizers(model).items():

@@ -1,6 +1,7 @@
 """Every way to a proof that is not deserved: runtimes that lie, odd limits and batches, results of every type."""
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -114,6 +115,30 @@ def test_limit_that_limits_nothing_is_refused(name: str, value: object) -> None:
         Limits.parse({name: value})
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        *(({"limits": limits}, "limits must be a dict such as") for limits in ("strict", 5, [("largest", 1)])),
+        *(({"timeout": seconds}, "number of seconds above 0") for seconds in (0, -1, math.nan, math.inf, "5", True)),
+        *(({"runtimes": names}, "name at least one runtime") for names in (5, [], [5])),
+    ],
+)
+def test_odd_settings_are_refused(several, given: dict[str, object], message: str) -> None:
+    model, file, x = several
+    with pytest.raises(ConfigError, match=message):
+        bw.verify(model, file, [x], latency=False, **given)
+
+
+def test_threads_verify_one_model_and_others_run_the_file(several) -> None:
+    model, file, x = several
+    expected = bw.run_file(file)(x)[0]
+    with ThreadPoolExecutor(3) as pool:
+        proofs = [pool.submit(bw.verify, model, file, [x], runtimes="onnxruntime", latency=False) for _ in range(2)]
+        runs = [pool.submit(lambda: bw.run_file(file)(x)[0]) for _ in range(4)]
+        assert all(proof.result().ok for proof in proofs)
+        assert all(torch.equal(run.result(), expected) for run in runs)
+
+
 def test_limits_of_nothing_judge_nothing(several) -> None:
     model, file, x = several
     none = dict.fromkeys(("largest", "uncompared", "output_local", "output_steps", "weights", "changes"))
@@ -129,7 +154,7 @@ def test_batches_that_are_empty_or_of_another_kind(several) -> None:
     empty = judged(x[:0])
     assert empty.ok is False
     assert any("has no values" in line for line in empty.missed)
-    for batch in (x.double(), x.half(), x.bfloat16(), x.long(), x[:, :5], x[None], None, "x"):
+    for batch in (x.double(), x.half(), x.bfloat16(), x.long(), x[:, :5], x[None], None, "x", {"y": x}):
         with pytest.raises(VerifyError):
             judged(batch)
     everywhere = torch.full_like(x, math.nan)

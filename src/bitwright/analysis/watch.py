@@ -11,6 +11,7 @@ from torch import Tensor, fx, nn
 from bitwright.analysis.meter import Meter
 from bitwright.analysis.rows import Row
 from bitwright.graph import CapturedModel
+from bitwright.graph.inputs import bind_to
 from bitwright.modes import eval_mode
 from bitwright.preparation import Verdict
 from bitwright.quantizer import quantizers
@@ -98,10 +99,10 @@ def _hook(module: nn.Module, meter: Meter, record: Record) -> Callable[[], None]
 
 def _interpreted(region: CapturedModel, watch: _Watch) -> Callable[..., Any]:
     signature = inspect.signature(region.forward)
+    inputs = {str(node.target): node.args for node in region.graph.nodes if node.op == "placeholder"}
 
     def forward(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        bound = signature.bind(*args, **kwargs)
-        bound.apply_defaults()
-        return watch.run(*bound.arguments.values())
+        given = bind_to(signature, args, kwargs)
+        return watch.run(*(given.get(name, *default) for name, default in inputs.items()))
 
     return forward

@@ -30,7 +30,7 @@ class Facts(NamedTuple):
         grad: whether gradients were recorded where the call stands.
         shares: the inputs whose memory the result shares; dropped once in-place operations are functional.
         written: whether something writes into its memory while others read it, so that it must not be quantized.
-        leaf: the user's pattern that keeps this module whole, if one does.
+        leaf: why this module is kept whole, if it is.
         replaces: the names of the nodes in whose place a schedule has put this one.
         origin: the name of the captured call that a schedule replaced by this node, alone or with others.
         part_of: what the user calls the operator that a schedule split into this node and others.

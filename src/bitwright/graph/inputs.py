@@ -70,7 +70,11 @@ class Inputs:
 
 def bind_inputs(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Name the example inputs as ``model.forward`` does; of ``*args``, the first is called ``args_0``."""
-    signature = inspect.signature(model.forward)
+    return bind_to(inspect.signature(model.forward), args, kwargs)
+
+
+def bind_to(signature: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Name arguments by a signature."""
     bound = call_model(signature.bind, *args, **kwargs)
     named: dict[str, Any] = {}
     for name, value in bound.arguments.items():

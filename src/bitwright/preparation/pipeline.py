@@ -198,8 +198,8 @@ def _check_rules(captured: Capture, job: Job) -> None:
 def _uncalled_leaves(captured: Capture, ledger: Ledger) -> Decisions:
     """The leaves that no graph calls, such as those inside an island."""
     decisions, named = Decisions(), {entry.name for entry in ledger.entries}
-    for path, pattern in captured.leaves.items():
+    for path, reason in captured.leaves.items():
         if path not in named:
             kind = type(captured.model.get_submodule(path)).__name__
-            decisions.record(path, Decision(path, kind, judgement=leaf(pattern)))
+            decisions.record(path, Decision(path, kind, judgement=leaf(reason)))
     return decisions

@@ -42,9 +42,9 @@ def shares_weight(before: Judgement) -> Judgement:
     return before._replace(reason=f"{before.reason}, but its weight is quantized for another call")
 
 
-def leaf(pattern: str) -> Judgement:
-    """A module that the user keeps whole."""
-    return Judgement(Verdict.FLOAT, f"a leaf by request: {pattern!r}")
+def leaf(reason: str) -> Judgement:
+    """A module that is kept whole."""
+    return Judgement(Verdict.FLOAT, f"a leaf {reason}")
 
 
 def judge(

@@ -14,8 +14,11 @@ from bitwright.graph.inputs import flat_inputs
 
 def feeds_of(model: nn.Module, file: LoadedFile, inputs: Inputs) -> dict[str, np.ndarray]:
     """The inputs of one call of the model, by the names of the file's inputs."""
-    named = flat_inputs(model, inputs)
     wanted = file.record.inputs if file.record is not None else ()
+    try:
+        named = flat_inputs(model, inputs)
+    except TypeError:  # it is no call of the model
+        named = {}
     if len(wanted) != len(file.inputs) or any(n not in named for n in wanted):
         taken = ", ".join(wanted or file.inputs) or "no input"
         raise VerifyError(f"the file takes {taken}, and the batch is {inputs}")

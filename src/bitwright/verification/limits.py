@@ -66,6 +66,8 @@ class Limits:
             given = replace(DEFAULT, **dict(limits))  # pyrefly: ignore
             alone = "violations" not in limits and given == replace(NO_LIMITS, violations=DEFAULT.violations)
             limits = NO_LIMITS if alone else given
+        elif limits is not None and not isinstance(limits, Limits):
+            raise ConfigError(f"limits must be a dict such as {{'largest': 1}}, Limits(…) or None, not {limits!r}")
         return None if limits == NO_LIMITS else limits
 
     def broken_by(self, violations: Sequence[Violation]) -> list[str]:

@@ -18,7 +18,7 @@ from bitwright.exporting.deploy import float_twin
 from bitwright.exporting.formats.base import format_of
 from bitwright.exporting.record import last_written
 from bitwright.graph import Inputs
-from bitwright.modes import eval_mode
+from bitwright.modes import ForkableLock, eval_mode
 from bitwright.preparation import Ledger, ledger_of
 from bitwright.progress import track
 from bitwright.quantizer import quantizers
@@ -41,6 +41,8 @@ from bitwright.verification.tensors import TensorTally
 from bitwright.verification.watching import Watcher
 
 MOST_BATCHES = 8
+_LONGEST = 1e9  # seconds that sockets can wait
+_one_at_a_time = ForkableLock()  # verifying changes the mode of a model, and what its quantizers return
 _FLOAT_FILE = "the file holds the float model (quantized=False): nothing in it is quantized"
 
 _STANDS_IN = (
@@ -82,6 +84,7 @@ def verify(
         progress: show a progress bar; by default only on a terminal.
     """
     bounds = Limits.parse(limits)
+    _check_timeout(timeout)
     if bounds is not None and bounds.speedup is not None and not latency:
         raise ConfigError("a limit on the speedup needs latency=True")
     ledger = ledger_of(model)
@@ -94,7 +97,7 @@ def verify(
     if not data:
         raise VerifyError("the data to verify with is empty: it yielded no batch")
     model, data, notes = in_files_precision(model, data)
-    with eval_mode(model):
+    with _one_at_a_time.now, eval_mode(model):
         record = check_identity(model, file)
         twin = file.float_twin()
         proof = Proof(str(source), file.size, twin.size, limits=bounds, notes=notes)
@@ -118,6 +121,12 @@ def verify(
                 proof.notes.append(_STANDS_IN.format(ledger.backend.name))
             proof.missed += missed
     return proof
+
+
+def _check_timeout(seconds: float) -> None:
+    number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    if not (number and 0 < seconds <= _LONGEST):
+        raise ConfigError(f"the timeout must be a number of seconds above 0, such as 600, not {seconds!r}")
 
 
 def _prove_and_measure(
@@ -189,7 +198,7 @@ def run_file(
 
 def _choose(names: Iterable[str] | None, ledger: Ledger, file: LoadedFile) -> list[Runtime]:
     if names is not None:
-        return _named([names] if isinstance(names, str) else list(names))
+        return _named(list(names) if isinstance(names, Iterable) and not isinstance(names, str) else [names])
     able = [n for n in RUNTIMES if file.format in RUNTIMES.get(n).formats]
     known = [n for n in ledger.backend.runtimes if n in able] if not file.stands_in else []
     known = known or (["reference"] if "reference" in able or not able else able)
@@ -197,7 +206,7 @@ def _choose(names: Iterable[str] | None, ledger: Ledger, file: LoadedFile) -> li
 
 
 def _named(names: list[str]) -> list[Runtime]:
-    if not names:
+    if not names or not all(isinstance(name, str) for name in names):
         raise ConfigError("name at least one runtime to verify in, or let the backend choose")
     return [RUNTIMES.get(name)() for name in names]
 

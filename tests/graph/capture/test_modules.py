@@ -8,8 +8,10 @@ import torch.utils.checkpoint
 from torch import nn
 
 import bitwright as bw
+from bitwright.exporting.deploy import deploy
 from bitwright.graph import CapturedModel, capture_model
 from bitwright.nn import QuantLinear
+from bitwright.preparation import Verdict
 from tests.graph.capture.capturing import Net, image, prepared, same
 
 
@@ -178,6 +180,23 @@ def test_hooks_of_every_kind_are_kept():
     assert calls["pre"] == calls["forward"] == calls["backward"] == 1
     model(y).sum().backward()
     assert torch.equal(x.grad, y.grad)
+
+
+@pytest.mark.parametrize("layer", [0, 1, 2], ids=["before a norm", "norm", "activation"])
+@pytest.mark.parametrize("change", [torch.Tensor.mul, torch.Tensor.mul_], ids=["returns", "writes"])
+def test_a_layer_whose_hook_changes_its_result_stays_whole(layer, change):
+    """No fold may cross it, and files must hold what it does."""
+    model, x = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 1)).eval(), image()
+    model[1].running_mean.normal_()
+    model[layer].register_forward_hook(lambda module, args, out: change(out, 2.0))
+    model[3].register_forward_hook(lambda module, args, out: None)
+    quantized = prepared(model, x)
+    entries = {e.name: e for e in bw.ledger_of(quantized).entries}
+    assert entries[str(layer)].reason == "a leaf because its hooks change what it reads or returns"
+    assert entries["3"].verdict is Verdict.INTEGER
+    bw.calibrate(quantized, [x])
+    with torch.no_grad():
+        assert torch.allclose(deploy(quantized).model(x), model(x), atol=0.1)
 
 
 @pytest.mark.parametrize("value", [None, 3, ["a"], {"a": 1}], ids=repr)

@@ -20,7 +20,7 @@ class Place:
         path: its qualified name; "" is the model.
         kind: its class.
         state: ``captured`` (has its own graph), ``traced`` (part of the graph above it), ``layer`` (called by a
-            graph as one operation), ``island`` (runs as written), ``leaf`` (kept whole by request), ``single``
+            graph as one operation), ``island`` (runs as written), ``leaf`` (kept whole), ``single``
             (called by an island) or ``unused``.
         why: the reason, where there is one.
     """
@@ -85,7 +85,7 @@ def _places(model: nn.Module, result: Capture) -> Iterator[Place]:
 
 def _state(path: str, module: nn.Module, result: Capture, called: dict[str, str]) -> tuple[str, str]:
     if path in result.leaves:
-        return "leaf", f"by request: {result.leaves[path]!r}"
+        return "leaf", result.leaves[path]
     if path in result.islands:
         return "island", result.islands[path]
     if path in result.regions:

@@ -22,8 +22,9 @@ from bitwright.graph.capture.copying import copy_model
 from bitwright.graph.capture.failures import Overwritten, call_model, frames_to_user, reason_for
 from bitwright.graph.capture.gc_paused import gc_paused
 from bitwright.graph.capture.guards import Guard
+from bitwright.graph.capture.hooks import CHANGED, changed_by_hooks
 from bitwright.graph.capture.islands import first_calls, is_single, parts
-from bitwright.graph.capture.leaves import ISLAND, Leaf, find_leaves
+from bitwright.graph.capture.leaves import ISLAND, Leaf, find_leaves, outermost
 from bitwright.graph.capture.nesting import proxies_in
 from bitwright.graph.capture.parity import first_deviation
 from bitwright.graph.capture.patches import capturing
@@ -35,6 +36,7 @@ from bitwright.graph.facts import facts, set_facts
 from bitwright.graph.inputs import Inputs, bind_inputs, caller
 from bitwright.graph.model import CapturedModel, why_no_graph
 from bitwright.graph.walks import needed_for
+from bitwright.nn.operators import keep_whole
 from bitwright.torch_internals import compiled_original
 
 _log = logging.getLogger(__name__)
@@ -49,7 +51,7 @@ class Capture:
         regions: every graph in it, by the qualified name of the module it stands for ("" is the whole model).
         loose: modules outside any graph, to be swapped one by one.
         islands: modules that run as written, with the reason.
-        leaves: modules kept whole by request, with the wish that named them.
+        leaves: modules kept whole, with the reason: a wish, or hooks that change what a layer computes.
         guards: numbers of the example inputs that the graphs rely on.
         example: the example inputs as the result takes them, without arguments that are fixed.
     """
@@ -134,9 +136,10 @@ class _Capturing:
         root = self._fresh(fold=False)
         wished = find_leaves(root, self.wishes)
         self.known_islands = {path: f"by request: {wish!r}" for path, wish in wished.items() if wish.startswith(ISLAND)}
-        self.leaves = {path: wish for path, wish in wished.items() if path not in self.known_islands}
-        with trial_run(root, self.origin) as record:
+        leaves = {path: f"by request: {wish!r}" for path, wish in wished.items() if path not in self.known_islands}
+        with trial_run(root, self.origin) as record, changed_by_hooks(root) as changed:
             expected = [self._first_run(root)]
+        self.leaves = outermost(leaves | {path: CHANGED for path in changed if path not in self.known_islands})
         paths = {module: path for path, module in root.named_modules()}
         stateful = [path for module, path in paths.items() if module in record.changed]
         self.filled = _named(record.filled, paths)
@@ -206,6 +209,8 @@ class _Capturing:
     def _attempt(self, root: nn.Module, expected: list[Any]) -> str:
         """Capture into ``result``; return why the attempt failed, or nothing."""
         self.result = Capture(root, leaves=self.leaves)
+        for path in self.leaves:
+            keep_whole(root.get_submodule(path))
         try:
             if "" in self.known_islands:
                 self._make_island(root, "", self.known_islands[""], self.inputs)

@@ -10,7 +10,7 @@ from torch import fx, nn
 from bitwright.graph.match.inputs import inputs_of
 from bitwright.graph.match.node import Kind, MatcherNode
 from bitwright.graph.names import attribute_of
-from bitwright.nn.operators import operator_of, operator_of_module
+from bitwright.nn.operators import is_kept_whole, operator_of, operator_of_module
 from bitwright.nn.registry import QMODULES
 
 
@@ -94,6 +94,8 @@ def instance_of(node: fx.Node, model: nn.Module) -> Any:
 def _what_is_called(node: fx.Node, instance: Any) -> tuple[str, Any, str]:
     """A node's op, its target, and the name of the operator."""
     if node.op == "call_module":
+        if is_kept_whole(instance):
+            return node.op, nn.Module, ""
         operator = operator_of_module(instance)
         return node.op, type(instance), operator.name if operator else ""
     if node.op == "get_attr":

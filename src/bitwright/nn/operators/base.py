@@ -19,6 +19,7 @@ PerCall = T | Callable[[fx.Node, nn.Module | None], T]
 
 OPERATORS: Registry["Operator"] = Registry("operator")
 _BY_SOURCE: dict[Source, "Operator"] = {}
+_KEPT = "_bitwright_kept_whole"
 
 
 @dataclass(frozen=True)
@@ -126,9 +127,21 @@ def operator_of_source(source: Source) -> Operator | None:
     return _BY_SOURCE.get(source)
 
 
+def keep_whole(module: nn.Module) -> None:
+    """Make a module run as written: no pattern matches it, and nothing relies on what its class computes."""
+    vars(module)[_KEPT] = True
+
+
+def is_kept_whole(module: nn.Module) -> bool:
+    """Whether a module runs as written, because the user wishes so or its hooks change what it computes."""
+    return _KEPT in vars(module)
+
+
 def operator_of_module(module: nn.Module) -> Operator | None:
     """The operator a module computes, by its class or by the parent whose ``forward`` it inherits."""
     if "_input_quantizer" in module._modules:  # it quantizes its input itself, so its values differ from its input's
+        return None
+    if is_kept_whole(module):
         return None
     for cls in type(module).__mro__:
         if cls in _BY_SOURCE:

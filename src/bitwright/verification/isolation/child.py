@@ -1,6 +1,7 @@
 """The parent's side: a child process that executes files, and what is known if it dies."""
 
 import atexit
+import itertools
 import os
 import signal
 import socket
@@ -49,14 +50,14 @@ class Child:
         self._socket: socket.socket | None = None
         self._said: Any = None
         self._owner = 0
-        self._number = 0
+        self._numbers = itertools.count(1)  # one for each session, whichever thread asks
         self._dropped: list[int] = []
 
     def session(self, file: Any, timeout: float, **settings: Any) -> "RemoteSession":  # noqa: ANN401
         """Load a file."""
-        self._number += 1
-        self._ask("session", timeout, [file], number=self._number, settings=settings)
-        return RemoteSession(self, self._number, self._process, timeout)
+        number = next(self._numbers)
+        self._ask("session", timeout, [file], number=number, settings=settings)
+        return RemoteSession(self, number, self._process, timeout)
 
     def executed(self, file: Any, feeds: Mapping[str, np.ndarray], timeout: float) -> "list[Executed]":  # noqa: ANN401
         """Tell what is executed."""

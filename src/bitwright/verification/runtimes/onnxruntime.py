@@ -30,7 +30,10 @@ if TYPE_CHECKING:
 _INTEGER = re.compile(r"QLinear\w+|QGemm|MatMulInteger\w*|ConvInteger|DynamicQuantize(?:MatMul|LSTM)|QAttention")
 _BYTES = {"int8", "uint8", "int4", "uint4"}
 _NO_KERNEL = "Could not find an implementation for"
-_HINT = "; it has no kernel for these types: if they are float64, let the model compute in float32 there"
+_HINT = (
+    "; it has no kernel for these types: if they are float64, let the model compute in float32 there, and "
+    "leave out autocast, whose bfloat16 it does not compute"
+)
 _FLOATS = {"float", "double", "float16", "bfloat16"}
 
 
