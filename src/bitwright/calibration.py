@@ -48,10 +48,7 @@ def fix_ranges(
     return calibrate_by(observe, model, uneven=uneven, timeout=timeout)
 
 
-def calibrate_by(
-    observe: Callable[[dict[str, TensorQuantizer]], int], model: nn.Module, *, uneven: bool, timeout: float
-) -> nn.Module:
-    """Calibrate a model; ``observe`` shows all batches to quantizers, given by name, and returns their number."""
+def _enabled_quantizers(model: nn.Module) -> list[TensorQuantizer]:
     everything = quantizers(model).values()
     if not everything:
         raise CalibrationError(
@@ -60,6 +57,14 @@ def calibrate_by(
     found = [q for q in everything if q.enabled]
     if not found:
         raise CalibrationError(f"all {len(everything)} quantizers of the model are disabled; enable() some of them")
+    return found
+
+
+def calibrate_by(
+    observe: Callable[[dict[str, TensorQuantizer]], int], model: nn.Module, *, uneven: bool, timeout: float
+) -> nn.Module:
+    """Calibrate a model; ``observe`` shows all batches to quantizers, given by name, and returns their number."""
+    found = _enabled_quantizers(model)
     with _unchanged_if_it_fails(found), all_ranks(timeout) as ranks:
         with torch.no_grad(), eval_mode(model), ranks.together(CalibrationError):
             seeing = _observe_weights(model, found)

@@ -35,21 +35,27 @@ def initialize(
     """
     if _originals:
         raise ConfigError("quant_modules is initialized already; deactivate() it first")
-    defaults = replaceable()
-    for name in [float_module_list] if isinstance(float_module_list, str) else float_module_list or ():
-        if defaults.pop(name, None) is None:
-            raise UnknownNameError(f"no layer named {name!r} would be replaced{suggest(name, replaceable())}")
-    wanted: dict[tuple[ModuleType, str], type[nn.Module]] = {(nn, name): cls for name, cls in defaults.items()}
-    for place, name, cls in custom_quant_modules or ():
-        if not hasattr(place, name):
-            raise UnknownNameError(f"{place.__name__} has no {name!r} to replace{suggest(name, vars(place))}")
-        wanted[place, name] = cls
-    for (place, name), cls in wanted.items():
+    stay = [float_module_list] if isinstance(float_module_list, str) else float_module_list or ()
+    for (place, name), cls in _wanted(stay, custom_quant_modules or ()).items():
         _originals.append((place, name, getattr(place, name)))
         setattr(place, name, cls)
     leaving = ExitStack()
     leaving.callback(deactivate)
     return leaving
+
+
+def _wanted(stay: Iterable[str], custom: Iterable[Replacement]) -> dict[tuple[ModuleType, str], type[nn.Module]]:
+    """The classes that will replace others, by place and name."""
+    defaults = replaceable()
+    for name in stay:
+        if defaults.pop(name, None) is None:
+            raise UnknownNameError(f"no layer named {name!r} would be replaced{suggest(name, replaceable())}")
+    wanted: dict[tuple[ModuleType, str], type[nn.Module]] = {(nn, name): cls for name, cls in defaults.items()}
+    for place, name, cls in custom:
+        if not hasattr(place, name):
+            raise UnknownNameError(f"{place.__name__} has no {name!r} to replace{suggest(name, vars(place))}")
+        wanted[place, name] = cls
+    return wanted
 
 
 def deactivate() -> None:

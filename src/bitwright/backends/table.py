@@ -34,7 +34,7 @@ def summary(backend: Backend) -> list[tuple[str, str]]:
         ("plain numbers in", listed(operators.numbers)),
         ("one scale for all inputs", listed(operators.share_inputs)),
         ("fixed ranges", ", ".join(f"{o} {low:g} to {high:g}" for o, (low, high) in operators.ranges.items())),
-        *_choices(backend),
+        *((name, yes if chosen else no) for name, (chosen, yes, no) in _choices(backend).items()),
         ("reads", ", ".join(backend.formats) or "nothing that Bitwright writes"),
         ("runs here in", ", ".join(backend.runtimes) or "nothing on this machine"),
         ("files are checked for", ", ".join(backend.constraints)),
@@ -42,18 +42,21 @@ def summary(backend: Backend) -> list[tuple[str, str]]:
     return [line for line in lines if line[1]]
 
 
-def _choices(backend: Backend) -> Iterable[tuple[str, str]]:
-    """The choices of a backend; empty where there is nothing to say."""
+def _choices(backend: Backend) -> dict[str, tuple[object, str, str]]:
+    """The choices of a backend: whether it does something, and the words for yes and no."""
+    operators, first_last = backend.operators, backend.first_last_bits
     both_powers = backend.weights.power_of_two and backend.activations.power_of_two
-    yield "scales", "powers of two" if both_powers else ""
-    yield "first and last layers", f"{backend.first_last_bits} bits" if backend.first_last_bits else ""
-    yield "BatchNorm", "folded into the layer before it" if backend.folding.batchnorm else "kept apart"
-    yield "attention", "split into products and a softmax" if backend.operators.split_attention else ""
-    yield "activations", "split into sums, products and sigmoids" if backend.operators.split_activations else ""
-    yield "BatchNorm alone", "a depthwise convolution" if backend.operators.norms_as_convolutions else ""
-    yield "positive factors", "part of the scale of what they multiply" if backend.operators.scaled_results else ""
-    yield "constant factors", "folded into layers" if backend.folding.constants else ""
-    yield "bias", "int32, in steps of input scale × weight scale" if backend.integer_bias else "float"
+    return {
+        "scales": (both_powers, "powers of two", ""),
+        "first and last layers": (first_last, f"{first_last} bits", ""),
+        "BatchNorm": (backend.folding.batchnorm, "folded into the layer before it", "kept apart"),
+        "attention": (operators.split_attention, "split into products and a softmax", ""),
+        "activations": (operators.split_activations, "split into sums, products and sigmoids", ""),
+        "BatchNorm alone": (operators.norms_as_convolutions, "a depthwise convolution", ""),
+        "positive factors": (operators.scaled_results, "part of the scale of what they multiply", ""),
+        "constant factors": (backend.folding.constants, "folded into layers", ""),
+        "bias": (backend.integer_bias, "int32, in steps of input scale × weight scale", "float"),
+    }
 
 
 def page(backends: Sequence[Backend]) -> str:

@@ -37,11 +37,7 @@ class Damage:
     """
 
     def __init__(self, model: nn.Module, batches: Iterable[Any], metric: Metric, ranks: Ranks | None = None) -> None:
-        if not callable(metric) and metric not in get_args(MetricName):
-            known = get_args(MetricName)
-            raise ConfigError(
-                f"the metric cannot be {metric!r}{suggest(str(metric), known)}; it can also be a function of the model"
-            )
+        _check(metric)
         self.model, self.metric, self.ranks = model, metric, ranks or Ranks(None, TIMEOUT)
         self.active = [q for q in quantizers(model).values() if q.quantizes]
         if not self.active:
@@ -105,6 +101,14 @@ class Damage:
 
     def _results(self, number: int) -> list[Tensor]:
         return [t for t in tensors_in(self.inputs[number].run(self.model)) if t.is_floating_point()]
+
+
+def _check(metric: Metric) -> None:
+    if not callable(metric) and metric not in get_args(MetricName):
+        known = get_args(MetricName)
+        raise ConfigError(
+            f"the metric cannot be {metric!r}{suggest(str(metric), known)}; it can also be a function of the model"
+        )
 
 
 def _relative(results: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:

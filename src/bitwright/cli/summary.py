@@ -1,5 +1,6 @@
 """The final summary of ``quantize``: one table, what stays float, what was missed, and where things are."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -61,15 +62,28 @@ def show(outcome: Outcome, json: bool) -> None:
         _print_float(name, runtime)
         if slower := runtime.slower_words():
             print_text(f"{name}: {slower}")
-    for line in violations_in_words(v for v in proof.violations if v.advice):
-        print_text(f"Advice: {line}")
-    for note in (*outcome.tuned, *proof.notes):
-        print_text(f"Note: {note}")
-    for miss in proof.missed:
-        print_text(f"Missed: {miss}", "bold red")
+    advice = violations_in_words(v for v in proof.violations if v.advice)
+    told = {"Advice": advice, "Note": [*outcome.tuned, *proof.notes], "Missed": proof.missed}
+    for kind, line in [(kind, line) for kind, lines in told.items() for line in lines]:
+        print_text(f"{kind}: {line}", "bold red" if kind == "Missed" else "")
     print_text(proof.verdict[0].upper() + proof.verdict[1:], "bold green" if proof.ok else "bold red")
     print_text(f"File:   {proof.file}")
     print_text(f"Report: {outcome.report}")
+
+
+_MEASURED: dict[str, Callable[[RuntimeProof], str]] = {
+    "operators in integers": lambda p: (
+        f"{sum(o.integer for o in p.operators)}/{len(p.operators)} ({percent(p.coverage)})"
+    ),
+    "multiply–adds in integers": lambda p: percent(p.coverage_multiply_adds),
+    "values equal to the simulation": lambda p: percent(p.equal, digits=3),
+    "largest gap in steps": lambda p: NOT_MEASURED if p.largest is None else str(p.largest),
+    "outputs differ by": lambda p: percent(p.worst_output("relative"), digits=2),
+    "latency": lambda p: f"{p.latency.quantized_ms:.2f} ms" if p.latency else "",
+    "peak memory": lambda p: megabytes(p.memory.quantized_bytes) if p.memory else "",
+    "peak memory of FP32 there": lambda p: megabytes(p.memory.float_bytes) if p.memory else "",
+    "speed against FP32 there": lambda p: f"{p.latency.speedup:.2f}x" if p.latency else "",
+}
 
 
 def _rows(outcome: Outcome) -> list[list[str]]:
@@ -79,20 +93,7 @@ def _rows(outcome: Outcome) -> list[list[str]]:
         [key, *(f"{s[key]:.4g}" if key in s else "" for s in (outcome.before, *_columns(scores, proof)))]
         for key in outcome.before
     ]
-    measured = {
-        "operators in integers": lambda p: (
-            f"{sum(o.integer for o in p.operators)}/{len(p.operators)} ({percent(p.coverage)})"
-        ),
-        "multiply–adds in integers": lambda p: percent(p.coverage_multiply_adds),
-        "values equal to the simulation": lambda p: percent(p.equal, digits=3),
-        "largest gap in steps": lambda p: NOT_MEASURED if p.largest is None else str(p.largest),
-        "outputs differ by": lambda p: percent(p.worst_output("relative"), digits=2),
-        "latency": lambda p: f"{p.latency.quantized_ms:.2f} ms" if p.latency else "",
-        "peak memory": lambda p: megabytes(p.memory.quantized_bytes) if p.memory else "",
-        "peak memory of FP32 there": lambda p: megabytes(p.memory.float_bytes) if p.memory else "",
-        "speed against FP32 there": lambda p: f"{p.latency.speedup:.2f}x" if p.latency else "",
-    }
-    rows += [row for name, text in measured.items() if any((row := [name, "", "", *map(text, found)])[3:])]
+    rows += [row for name, text in _MEASURED.items() if any((row := [name, "", "", *map(text, found)])[3:])]
     return [*rows, ["size", megabytes(proof.float_size), "", *(megabytes(proof.size) for _ in found)]]
 
 

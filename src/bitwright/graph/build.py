@@ -31,9 +31,16 @@ class NodeBuilder:
         self._whole = user_name(before) if splits else ""
         self._evaluate = ZerosEvaluator(model)
 
-    def function(self, target: Callable[..., Any], *args: Any, name: str | None = None, **kwargs: Any) -> fx.Node:
-        """Call a function."""
-        return self._add("call_function", target, args, kwargs, name)
+    def function(
+        self,
+        target: Callable[..., Any],
+        *args: Any,
+        name: str | None = None,
+        like: fx.Node | None = None,
+        **kwargs: Any,
+    ) -> fx.Node:
+        """Call a function; with ``like``, a node with a result of the same shape and type, it is not run."""
+        return self._add("call_function", target, args, kwargs, name, like)
 
     def method(self, target: str, *args: Any, name: str | None = None, **kwargs: Any) -> fx.Node:
         """Call a method of a tensor, the first of ``args``."""
@@ -62,8 +69,12 @@ class NodeBuilder:
     ) -> fx.Node:
         with self.model.graph.inserting_before(self.before):
             node = self.model.graph.create_node(op, target, args, kwargs, name)
-        value = self._evaluate.values[node] = self._evaluate.compute(node) if like is None else self._evaluate(like)
-        set_value(node, value, scope=self.scope, replaces=self._replaces, origin=self._origin, part_of=self._whole)
+        set_facts(node, scope=self.scope, replaces=self._replaces, origin=self._origin, part_of=self._whole)
+        if like is None:
+            value = self._evaluate.values[node] = self._evaluate.compute(node)
+            set_value(node, value)
+        else:
+            set_facts(node, tensor=facts(like).tensor, plain=facts(like).plain)
         return node
 
 

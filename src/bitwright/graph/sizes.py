@@ -97,7 +97,7 @@ class Sizes:
             return None
         sizes = [_joined([k[d] for k in known]) for d in range(rank)]
         along = [k[axis] for k in known]
-        sizes[axis] = None if None in along else sum(size for size in along if size is not None)
+        sizes[axis] = None if None in along else sum(along)  # pyrefly: ignore
         return tuple(sizes)
 
     def _item(self, node: fx.Node, before: Known) -> Known | None:
@@ -140,8 +140,10 @@ _RULES: dict[str, Callable[[Sizes, fx.Node, Known], Known | None]] = {
 
 def permutation(node: fx.Node) -> list[int] | None:
     """The order of dimensions after a permutation, if the node is one and the order is known."""
+    if not (node.target in _PERMUTES or node.target in _TRANSPOSES) or node.kwargs:
+        return None
     rank = len(shape_of(node) or ())
-    if node.target not in _PERMUTES | _TRANSPOSES or not rank or node.kwargs:
+    if not rank:
         return None
     wanted = [d % rank for d in _dimensions(node)]
     if node.target in _PERMUTES:

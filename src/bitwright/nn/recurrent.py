@@ -19,6 +19,10 @@ State = tuple[Tensor, ...]
 Cell = Callable[[Tensor, State], State]
 
 
+def _mapped(function: Callable[[Tensor], Tensor], state: State) -> State:
+    return tuple(function(s) for s in state)
+
+
 def active(quantizer: Any) -> bool:  # noqa: ANN401
     """Whether a quantizer does anything; a deployed one always does."""
     return getattr(quantizer, "quantizes", True) or quantizer.observes
@@ -107,28 +111,28 @@ class _Recurrent(TakesDescriptors, QuantMixin, nn.RNNBase):
     def step_by_step(self, input: Any, hx: Any) -> tuple[Any, State]:  # noqa: ANN401
         """Run over any kind of input that the original accepts."""
         if isinstance(input, PackedSequence):
-            data, batch_sizes, order, back = input
-            sizes = batch_sizes.tolist()
-            start = self.start(hx, sizes[0], data)
-            if hx is not None and order is not None:
-                start = tuple(s.index_select(1, order) for s in start)
-            out, end = self.layers(data, sizes, start)
-            if back is not None:
-                end = tuple(s.index_select(1, back) for s in end)
-            return PackedSequence(out, batch_sizes, order, back), end
-        batched = input.dim() == 3
-        x = input if batched else input.unsqueeze(1)  # (T, 1, F)
-        if batched and self.batch_first:
-            x = x.transpose(0, 1)
+            return self._over_packed(input, hx)
+        if input.dim() == 2:  # one sequence, (T, F)
+            start = self.start(hx, 1, input)
+            start = start if hx is None else _mapped(lambda s: s.unsqueeze(1), start)
+            out, end = self.layers(input, [1] * input.shape[0], start)
+            return out, _mapped(lambda s: s.squeeze(1), end)
+        x = input.transpose(0, 1) if self.batch_first else input
         steps, batch = x.shape[0], x.shape[1]
-        start = self.start(hx, batch, x)
-        if not batched and hx is not None:
-            start = tuple(s.unsqueeze(1) for s in start)
-        out, end = self.layers(x.reshape(steps * batch, -1), [batch] * steps, start)
+        out, end = self.layers(x.reshape(steps * batch, -1), [batch] * steps, self.start(hx, batch, x))
         out = out.reshape(steps, batch, -1)
-        if not batched:
-            return out.squeeze(1), tuple(s.squeeze(1) for s in end)
         return out.transpose(0, 1) if self.batch_first else out, end
+
+    def _over_packed(self, input: PackedSequence, hx: Any) -> tuple[PackedSequence, State]:  # noqa: ANN401
+        data, batch_sizes, order, back = input
+        sizes = batch_sizes.tolist()
+        start = self.start(hx, sizes[0], data)
+        if hx is not None and order is not None:
+            start = _mapped(lambda s: s.index_select(1, order), start)
+        out, end = self.layers(data, sizes, start)
+        if back is not None:
+            end = _mapped(lambda s: s.index_select(1, back), end)
+        return PackedSequence(out, batch_sizes, order, back), end
 
 
 @register_qmodule(sources=[nn.LSTM])

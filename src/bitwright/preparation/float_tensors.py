@@ -4,17 +4,17 @@ import torch
 from torch import fx
 
 from bitwright.graph import is_guard
-from bitwright.graph.facts import dtype_of, shape_of
+from bitwright.graph.facts import dtype_of, facts
 from bitwright.nn.operators import Operator
 
-_RANKING = (torch.topk, torch.sort, torch.argsort, torch.argmax, torch.argmin, torch.kthvalue)
-_RANKING_METHODS = ("topk", "sort", "argsort", "argmax", "argmin", "kthvalue")
+_NAMES = ("topk", "sort", "argsort", "argmax", "argmin", "kthvalue")
+_RANKING = {"call_method": _NAMES, "call_function": tuple(getattr(torch, name) for name in _NAMES)}
 
 
 def is_float(node: object) -> bool:
     """Whether a node returns a non-empty float tensor; a cache starts as an empty one."""
-    dtype = dtype_of(node)
-    return dtype is not None and dtype.is_floating_point and 0 not in (shape_of(node) or ())
+    info = facts(node).tensor if isinstance(node, fx.Node) else None
+    return info is not None and info.dtype.is_floating_point and 0 not in info.shape
 
 
 def operands(node: fx.Node, operator: Operator | None) -> list[fx.Node]:
@@ -32,8 +32,8 @@ def index_arithmetic(graph: fx.Graph) -> set[fx.Node]:
     """
     counted: set[fx.Node] = set()
     for node in graph.nodes:
-        sources = [n for n in node.all_input_nodes if is_float(n)]
-        if is_float(node) and node.op not in ("placeholder", "get_attr") and counted.issuperset(sources):
+        computed = node.op not in ("placeholder", "get_attr") and is_float(node)
+        if computed and all(n in counted for n in node.all_input_nodes if is_float(n)):
             counted.add(node)
     found: set[fx.Node] = set()
     for node in reversed(graph.nodes):
@@ -67,12 +67,13 @@ def ranked(graph: fx.Graph) -> set[fx.Node]:
 
 def _leads_to_ranking(node: fx.Node, found: set[fx.Node]) -> bool:
     """Whether a node is ranked, or only what is ranked is computed from it; a sum may be the trunk of a model."""
-    readers = [user for user in node.users if not is_guard(user)]
-    ranking = [user for user in readers if user in found or _ranks(user, node)]
+    ranking = [user for user in node.users if user in found or _ranks(user, node)]
+    if not ranking:
+        return False
     alone = sum(map(is_float, node.all_input_nodes)) == 1
-    return bool(ranking) and (alone or len(ranking) == len(readers))
+    return alone or len(ranking) == sum(not is_guard(user) for user in node.users)
 
 
 def _ranks(node: fx.Node, values: fx.Node) -> bool:
-    ranks = node.target in (_RANKING_METHODS if node.op == "call_method" else _RANKING)
-    return ranks and node.op in ("call_method", "call_function") and node.all_input_nodes[0] is values
+    known = _RANKING.get(node.op, ())
+    return node.target in known and node.all_input_nodes[0] is values

@@ -26,20 +26,20 @@ def resolve_recipe(
     """Put the arguments of ``prepare`` into one recipe, find its backend, and check one against the other."""
     given = Recipe.parse(recipe if recipe is not None else {})
     skips = [{"match": s, "skip": True} for s in ([skip] if isinstance(skip, str) else skip)]
-    changes: dict[str, Any] = {
-        "rules": (*given.rules, *Recipe.parse({"rules": skips}).rules),
-        "allow_float": given.allow_float or allow_float,
-    }
     source = backend if backend is not None else given.backend
     target = find_backend(source)
     if weight is not None and weight.partition(":")[0] == AUTO:
         weight = _widest(target, weight.partition(":")[2])
-    if weight is not None:
-        changes["weight"] = Recipe.parse({"weight": weight}).weight.over(given.weight)
-    if activation is not None:
-        changes["activation"] = Recipe.parse({"activation": activation}).activation.over(given.activation)
+    specs = {"weight": weight, "activation": activation}
+    asked = Recipe.parse({"rules": skips, **{kind: spec for kind, spec in specs.items() if spec is not None}})
     named = isinstance(source, Backend) or target.name in BACKENDS
-    changes["backend"] = target.name if named else str(source)
+    changes = {
+        "rules": (*given.rules, *asked.rules),
+        "allow_float": given.allow_float or allow_float,
+        "weight": asked.weight.over(given.weight),
+        "activation": asked.activation.over(given.activation),
+        "backend": target.name if named else str(source),
+    }
     whole = given.model_copy(update=changes)
     check_recipe(whole, target)
     read_switches(whole.schedules)

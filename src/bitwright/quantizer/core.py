@@ -50,8 +50,10 @@ class TensorQuantizer(AmaxViews):
         axes: several axes that keep ranges of their own, if so; they are one axis for the observer and the method.
     """
 
-    axes: tuple[int, ...] = ()
+    mode = Mode.OFF
+    enabled = True
     fixed = False
+    axes: tuple[int, ...] = ()
     calibrators: ClassVar[Mapping[str, Any]] = {"histogram": HistogramCalibrator, "max": MaxCalibrator}
 
     @overload
@@ -79,7 +81,6 @@ class TensorQuantizer(AmaxViews):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__()
         first = args[0] if args else kwargs.get("spec")
-        self.mode, self.enabled = Mode.OFF, True
         described = first is None or isinstance(first, QuantDescriptor)
         (self._init_described if described else self._init_specified)(*args, **kwargs)
 

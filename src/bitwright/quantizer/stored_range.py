@@ -31,10 +31,10 @@ class StoredRange(nn.Module):
     method: Method
     dynamic: bool
     label = ""
+    scale_amax: float | None = None
 
     def __init__(self) -> None:
         super().__init__()
-        self.scale_amax: float | None = None
         self.register_buffer("_scale", torch.empty(0), persistent=False)
         self.register_buffer("_zero_point", torch.empty(0, dtype=torch.int32), persistent=False)
 

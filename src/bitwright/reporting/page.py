@@ -33,6 +33,12 @@ if TYPE_CHECKING:  # the package of proofs needs onnx, but a report does not
 _WORST = 8
 
 
+def _check_accuracy(accuracy: Mapping[str, Any]) -> None:
+    for label, score in accuracy.items():
+        if not isinstance(score, int | float):
+            raise ConfigError(f"accuracy must be a number for each label, not {score!r} for {label!r}")
+
+
 def report(
     model: nn.Module,
     proof: Proof | None,
@@ -59,9 +65,7 @@ def report(
     """
     target = check_output(path)
     ledger = ledger_of(model)
-    for label, score in (accuracy or {}).items():
-        if not isinstance(score, int | float):
-            raise ConfigError(f"accuracy must be a number for each label, not {score!r} for {label!r}")
+    _check_accuracy(accuracy or {})
     if stats is None:
         stats = outline(model) if batches is None else analyze(model, batches)
     html = _render(

@@ -87,18 +87,23 @@ def versions() -> dict[str, str]:
     }
 
 
-def read_manifest(folder: Path) -> Manifest:
-    """Read a manifest, or say what is wrong with it."""
-    path = folder / MANIFEST
+def _read(folder: Path, path: Path) -> Any:  # noqa: ANN401
+    """The data of a manifest, as it stands there."""
     for each in (folder / name for name in FILES):
         if os.path.exists(each) and not os.path.isfile(each):  # a pipe may never end
             raise SaveError(f"{str(each)!r} cannot be read: it is not a regular file")
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise SaveError(f"{str(folder)!r} is not a saved model: it has no {MANIFEST}") from None
     except (OSError, ValueError, RecursionError) as error:
         raise SaveError(f"{str(path)!r} cannot be read: {type(error).__name__}: {error}") from error
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read a manifest, or say what is wrong with it."""
+    path = folder / MANIFEST
+    data = _read(folder, path)
     if not isinstance(data, Mapping) or "format" not in data:
         raise SaveError(f"{str(path)!r} is not the manifest of a saved model")
     if data["format"] != FORMAT:

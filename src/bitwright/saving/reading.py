@@ -235,9 +235,8 @@ def _restore(made: nn.Module, manifest: Manifest, saved: dict[str, Tensor], fold
     prefixes = tuple(f"{name}." for name in manifest.quantizers)
     ranges = {name: value for name, value in saved.items() if name.startswith(prefixes)}
     problems = why_not({n: t for n, t in saved.items() if n not in ranges}, own)
-    if set(found) != set(manifest.quantizers):
-        odd = sorted(set(found) ^ set(manifest.quantizers))
-        problems.append(f"a quantizer at {odd[0]} is {'new' if odd[0] in found else 'missing'}")
+    odd = sorted(found.keys() ^ manifest.quantizers.keys())
+    problems += [f"a quantizer at {name} is {'new' if name in found else 'missing'}" for name in odd[:1]]
     if not problems:
         put(saved, own, list(manifest.channels_last))
     parted = differences(list(manifest.structure), structure(made))
@@ -248,9 +247,13 @@ def _restore(made: nn.Module, manifest: Manifest, saved: dict[str, Tensor], fold
             + "; ".join([*parted, *problems[:5], *_changes(made, manifest)])
         )
     for name, record in manifest.quantizers.items():
-        mine = {key.removeprefix(f"{name}."): t for key, t in ranges.items() if key.startswith(f"{name}.")}
-        record.restore(name, found[name], mine)
+        record.restore(name, found[name], _below(name, ranges))
     _set_modes(made, manifest)
+
+
+def _below(name: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of one module, by their names in it."""
+    return {key.removeprefix(f"{name}."): t for key, t in tensors.items() if key.startswith(f"{name}.")}
 
 
 def _set_modes(made: nn.Module, manifest: Manifest) -> None:

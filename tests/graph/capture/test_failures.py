@@ -45,7 +45,7 @@ MISSING = [
     *(("tracer", "set_value"), ("tracer", "version_of"), ("tracer", "users_line"), ("tracer", "stop_gradients")),
     *(("proxy", "call_model"), ("proxy", "value_of")),
     *(("patches", "holds_proxy"), ("nesting", "_parts"), ("objects", "dataclasses"), ("islands", "Inputs")),
-    *(("copying", "_is_plain"), ("run", "difference"), ("trial_run", "_ids"), ("leaves", "fnmatchcase")),
+    *(("copying", "_is_plain"), ("run", "difference"), ("trial_run", "_same"), ("leaves", "fnmatchcase")),
 ]
 
 

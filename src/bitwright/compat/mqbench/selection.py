@@ -1,6 +1,6 @@
 """``extra_quantizer_dict``: what else is quantized, and what is not, as rules."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import nn
@@ -37,16 +37,30 @@ def _matches(config: Mapping[str, Any], keys: list[str]) -> list[str]:
 
 
 def _match(key: str, item: Any) -> str:
-    kind = key.split("_", 1)[1]
-    if kind in ("node_name", "module_name"):
-        if not isinstance(item, str) or not item:
-            raise ConfigError(f"{key} must hold names in quotes, not {item!r}")
-        return f"node:{item}" if kind == "node_name" else item
-    if kind == "module_type":
-        if not isinstance(item, type) or not issubclass(item, nn.Module):
-            raise ConfigError(f"{key} must hold module classes such as torch.nn.Upsample, not {item!r}")
-        return f"type:{item.__name__}"
-    if isinstance(item, type) or not (callable(item) or isinstance(item, str)):
-        raise ConfigError(f"{key} must hold functions such as operator.add, not {item!r}")
+    fits, what, selector = _KINDS[key.split("_", 1)[1]]
+    if not fits(item):
+        raise ConfigError(f"{key} must hold {what}, not {item!r}")
+    return selector(item)
+
+
+def _of_function(item: Any) -> str:
     operator = operator_of_source(item)
     return f"op:{operator.name if operator else getattr(item, '__name__', item)}"
+
+
+_NAME = (lambda item: isinstance(item, str) and item, "names in quotes")
+# What each kind of list holds: a test, words for it, and the selector of a rule.
+_KINDS: dict[str, tuple[Callable[[Any], object], str, Callable[[Any], str]]] = {
+    "node_name": (*_NAME, lambda name: f"node:{name}"),
+    "module_name": (*_NAME, str),
+    "module_type": (
+        lambda item: isinstance(item, type) and issubclass(item, nn.Module),
+        "module classes such as torch.nn.Upsample",
+        lambda cls: f"type:{cls.__name__}",
+    ),
+    "function_type": (
+        lambda item: isinstance(item, str) or (callable(item) and not isinstance(item, type)),
+        "functions such as operator.add",
+        _of_function,
+    ),
+}

@@ -4,6 +4,7 @@ Patterns are of flat names (``layer1_0_conv1``) or of dotted ones.
 """
 
 import copy
+import itertools
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -23,16 +24,19 @@ def read_specific(weight: Mapping[str, Any], activation: Mapping[str, Any]) -> l
     both = [name for name in of_weight if name in of_input]
     rules = [_one(n, of_input, weight=t) for n, t in reversed(of_weight.items()) if n not in both]
     rules += [_one(n, of_weight, input=t) for n, t in reversed(of_input.items()) if n not in both]
-    for first, one in reversed(of_weight.items()):
-        for second, other in reversed(of_input.items()):
-            if first == second and one.floating and other.floating:
-                rules.append(Rule(match=_match(first), skip=True))
-            elif first == second:
-                rules.append(Rule(match=_match(first), weight=one, input=other))
-            elif _may_meet(first, second):
-                match = f"re:(?={_whole(first)}$){_whole(second)}"
-                rules.append(Rule(match=match, weight=one, input=other, optional=True))
-    return rules
+    pairs = itertools.product(reversed(of_weight.items()), reversed(of_input.items()))
+    return rules + [_joint(first, second) for first, second in pairs if _may_meet(first[0], second[0])]
+
+
+def _joint(of_weight: tuple[str, TensorRecipe], of_input: tuple[str, TensorRecipe]) -> Rule:
+    """The rule of the layers that a pattern of each list fits."""
+    (first, weight), (second, input) = of_weight, of_input
+    if first != second:
+        match = f"re:(?={_whole(first)}$){_whole(second)}"
+        return Rule(match=match, weight=weight, input=input, optional=True)
+    if weight.floating and input.floating:
+        return Rule(match=_match(first), skip=True)
+    return Rule(match=_match(first), weight=weight, input=input)
 
 
 def check_patterns(config: Mapping[str, Any], names: Iterable[str]) -> None:

@@ -252,10 +252,14 @@ class _Capturing:
         calls = [node for node in tracer.graph.nodes if node.op == "call_module"]
         for node in [n for n in calls if n.target in whole]:
             set_facts(node, leaf=whole[str(node.target)])
-        reached = [name for name in dict.fromkeys(str(node.target) for node in calls) if name in islands]
-        given = first_calls(module, reached, inputs, self.origin)
-        for name in reached:
-            self._make_island(module.get_submodule(name), _join(path, name), islands[name], given.get(name))
+        reached = dict.fromkeys(str(node.target) for node in calls)
+        self._make_islands(module, path, {name: islands[name] for name in reached if name in islands}, inputs)
+
+    def _make_islands(self, module: nn.Module, path: str, islands: dict[str, str], inputs: Inputs) -> None:
+        """Make islands of parts of a module that its graph calls, for the reasons given."""
+        given = first_calls(module, list(islands), inputs, self.origin)
+        for name, reason in islands.items():
+            self._make_island(module.get_submodule(name), _join(path, name), reason, given.get(name))
 
     def _trace(
         self, module: nn.Module, path: str, inputs: Inputs, islands: dict[str, str], whole: dict[str, str]

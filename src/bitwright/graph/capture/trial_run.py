@@ -1,5 +1,6 @@
 """Run a model without a trace: always with the same random numbers, and with its state restored."""
 
+import operator
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -55,13 +56,12 @@ def trial_run(model: nn.Module, origin: Mapping[int, torch.Tensor] | None = None
 class _State:
     """The state of one module at one time."""
 
-    __slots__ = ("attributes", "containers", "ids", "inner", "module", "tensors")
+    __slots__ = ("attributes", "containers", "inner", "module", "tensors")
 
     def __init__(self, module: nn.Module, origin: Mapping[int, torch.Tensor]) -> None:
         self.module = module
         self.attributes = attributes = module.__dict__.copy()
         self.inner = [attributes[kind].copy() for kind in _KINDS]
-        self.ids = _ids(attributes)
         own = users_attributes(module)
         self.containers = [(n, *pair) for n, v in own if type(v) in _CONTAINERS for pair in _snapshot(v)]
         held = (*attributes["_buffers"].values(), *(value for _, value in own))
@@ -72,7 +72,7 @@ class _State:
         """Restore everything; return whether attributes or tensors had changed, and which containers had."""
         changed = False
         now = self.module.__dict__
-        if _ids(now) != self.ids or [*now] != [*self.attributes]:
+        if not (_same(now, self.attributes) and all(map(_same, map(now.__getitem__, _KINDS), self.inner))):
             changed = _differs(now, self.attributes, self.inner)
             now.clear()
             now.update(self.attributes)
@@ -85,10 +85,10 @@ class _State:
         return changed, filled
 
 
-def _ids(attributes: dict[str, Any]) -> list[int]:
-    """The ids of everything a module holds, all alive as long as the state that remembers them."""
-    modules, parameters, buffers = (attributes[kind].values() for kind in _KINDS)
-    return [*map(id, (*attributes.values(), *modules, *parameters, *buffers))]
+def _same(now: dict[str, Any], then: dict[str, Any]) -> bool:
+    """Whether a dict has the very same entries, in the same order."""
+    same = operator.is_
+    return len(now) == len(then) and all(map(same, now, then)) and all(map(same, now.values(), then.values()))
 
 
 def _place(tensor: torch.Tensor) -> tuple[int, int]:

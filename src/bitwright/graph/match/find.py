@@ -113,6 +113,7 @@ class _Search:
         self.order = order
         self.only = only
         self.verdicts: dict[tuple[str, fx.Node], Any] = {}
+        self.ways: dict[tuple[str, str, fx.Node], list[list[fx.Node]]] = {}
         self.joint = self._joint_by_step()
 
     def run(self) -> Iterator[Match]:
@@ -165,12 +166,14 @@ class _Search:
         return [found for way in self._ways(name, reader, node) for found in way]
 
     def _ways(self, name: str, reader: MatcherNode, node: fx.Node) -> list[list[fx.Node]]:
-        actual: Sequence[fx.Node] = self.index.inputs(node)
-        if reader.input_match_type.ordered:
-            actual = [actual[(reader.inputs or ()).index(name)]]
-        if reader.through == ():
-            return [[start] for start in actual]
-        return [list(back_through(start, lambda n: self._passes(reader, n))) for start in actual]
+        known = self.ways.get((name, reader.name, node))
+        if known is None:
+            actual: Sequence[fx.Node] = self.index.inputs(node)
+            if reader.input_match_type.ordered:
+                actual = [actual[(reader.inputs or ()).index(name)]]
+            known = [list(back_through(start, lambda n: self._passes(reader, n))) for start in actual]
+            self.ways[name, reader.name, node] = known
+        return known
 
     def _readers(self, wanted: MatcherNode, node: fx.Node) -> list[fx.Node]:
         """The nodes that read a node, directly or through what ``wanted`` lets through."""

@@ -3,7 +3,7 @@
 import fnmatch
 import logging
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -37,12 +37,8 @@ def group_parameters(
     A parameter belongs to the first group that matches it.
     """
     settings = {"lr": lrs, "momentum": momentums, "weight_decay": weight_decays}
-    for key, values in settings.items():
-        if values is not None and len(values) != len(patterns_list):
-            raise TypeError(f"{key} must match the groups: they are {len(patterns_list)}, its values {len(values)}")
-    for patterns in patterns_list:
-        if isinstance(patterns, str):
-            raise TypeError(f"patterns_list must be list of list of patterns: write [{patterns!r}], not {patterns!r}")
+    rates = {key: values for key, values in settings.items() if values is not None}
+    _check(patterns_list, rates)
     taken: set[nn.Parameter] = set()
     groups: list[dict[str, Any]] = []
     for number, patterns in enumerate(patterns_list):
@@ -50,11 +46,17 @@ def group_parameters(
         if not chosen:
             raise ConfigError(f"no remaining parameter matches the patterns {list(patterns)} of group {number}")
         taken.update(chosen)
-        groups.append({"params": chosen})
-    for key, values in settings.items():
-        for group, value in zip(groups, values or (), strict=False):
-            group[key] = value
+        groups.append({"params": chosen, **{key: values[number] for key, values in rates.items()}})
     return groups
+
+
+def _check(patterns_list: Sequence[Sequence[str]], rates: Mapping[str, Sequence[float]]) -> None:
+    for key, values in rates.items():
+        if len(values) != len(patterns_list):
+            raise TypeError(f"{key} must match the groups: they are {len(patterns_list)}, its values {len(values)}")
+    for patterns in patterns_list:
+        if isinstance(patterns, str):
+            raise TypeError(f"patterns_list must be list of list of patterns: write [{patterns!r}], not {patterns!r}")
 
 
 def freeze_parameters(model: nn.Module, patterns: Sequence[str]) -> None:

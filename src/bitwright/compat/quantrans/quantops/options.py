@@ -2,7 +2,7 @@
 
 import enum
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -118,18 +118,23 @@ def split_options(
 
 def _checked(layer: str, options: Options) -> Options:
     for field in fields(options):
-        value = getattr(options, field.name)
         if isinstance(field.default, bool):
-            flag(layer, field.name, value)
-    if not isinstance(options.q_mode, Qmodes):
-        raise ConfigError(f"q_mode of {layer} must be Qmodes.layer_wise or Qmodes.kernel_wise, not {options.q_mode!r}")
-    for name in ("num_bit_w", "num_bit_a"):
-        bits = getattr(options, name)
-        if not isinstance(bits, int) or isinstance(bits, bool) or not (2 <= bits <= 16 or bits == FLOAT_BITS):
-            raise ConfigError(f"{name} of {layer} must be from 2 to 16, or {FLOAT_BITS} for float, not {bits!r}")
-    for name in ("init_method_w", "init_method_a"):
-        if getattr(options, name) not in (1, 2, 3):
-            raise ConfigError(
-                f"{name} of {layer} must be 1 (LSQ+), 2 (LSQ) or 3 (search), not {getattr(options, name)!r}"
-            )
+            flag(layer, field.name, getattr(options, field.name))
+    for name, (fits, allowed) in _ALLOWED.items():
+        value = getattr(options, name)
+        if not fits(value):
+            raise ConfigError(f"{name} of {layer} must be {allowed}, not {value!r}")
     return options
+
+
+def _is_width(bits: object) -> bool:
+    return isinstance(bits, int) and not isinstance(bits, bool) and (2 <= bits <= 16 or bits == FLOAT_BITS)
+
+
+_WIDTH = (_is_width, f"from 2 to 16, or {FLOAT_BITS} for float")
+_START = (lambda start: start in (1, 2, 3), "1 (LSQ+), 2 (LSQ) or 3 (search)")
+_ALLOWED: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "q_mode": (lambda mode: isinstance(mode, Qmodes), "Qmodes.layer_wise or Qmodes.kernel_wise"),
+    **dict.fromkeys(("num_bit_w", "num_bit_a"), _WIDTH),
+    **dict.fromkeys(("init_method_w", "init_method_a"), _START),
+}

@@ -68,20 +68,22 @@ def _is_float_result(x: fx.Node) -> bool:
 
 
 def _silu(build: NodeBuilder, x: fx.Node) -> fx.Node:
-    return build.function(gated, x, build.function(torch.sigmoid, x))
+    return build.function(gated, x, build.function(torch.sigmoid, x, like=x), like=x)
 
 
 def _hardsigmoid(build: NodeBuilder, x: fx.Node) -> fx.Node:
-    return build.function(operator.truediv, _shifted(build, x), 6.0)
+    return build.function(operator.truediv, _shifted(build, x), 6.0, like=x)
 
 
 def _hardswish(build: NodeBuilder, x: fx.Node) -> fx.Node:
-    return build.function(operator.truediv, build.function(operator.mul, x, _shifted(build, x)), 6.0)
+    product = build.function(operator.mul, x, _shifted(build, x), like=x)
+    return build.function(operator.truediv, product, 6.0, like=x)
 
 
 def _shifted(build: NodeBuilder, x: fx.Node) -> fx.Node:
     """relu6(x + 3), with a tensor for the number: integer kernels add two tensors."""
-    return build.function(F.relu6, build.function(operator.add, x, build.attribute(_three(build.model))))
+    total = build.function(operator.add, x, build.attribute(_three(build.model)), like=x)
+    return build.function(F.relu6, total, like=x)
 
 
 def _three(model: CapturedModel) -> str:
