@@ -7,6 +7,8 @@ import torch
 from torch import nn
 
 import bitwright as bw
+from bitwright.correction.reference import Original
+from bitwright.correction.running import outputs_apart
 from bitwright.errors import CalibrationError, ConfigError
 from bitwright.nn.weight_sites import weight_sites
 from bitwright.quantizer import Mode, quantizers
@@ -65,6 +67,21 @@ def test_the_reported_error_is_that_of_the_deployed_model():
                 q.mode = mode
             gap, power = gap + float((quantized - exact).square().sum()), power + float(exact.square().sum())
     assert result.units[-1].after == pytest.approx(gap / power, rel=1e-4)
+    assert result.after == pytest.approx(gap / power, rel=1e-4)
+    again, _ = calibrated("residual")
+    assert result.before == pytest.approx(outputs_apart(again, Original(again), batches), rel=1e-4)
+    assert f"{result.before:.2e} before, {result.after:.2e} after" in str(result)
+
+
+def test_an_error_of_the_model_that_grew_is_told(monkeypatch):
+    model, batches = calibrated("residual")
+    found = iter((0.5, 0.6, 0.6, 0.5))
+    monkeypatch.setattr("bitwright.reconstruction.run.outputs_apart", lambda *_: next(found))
+    bw.reconstruct(model, batches, steps=1)
+    assert "error grew from 0.5 to 0.6" in bw.ledger_of(model).notes[-1]
+    notes = list(bw.ledger_of(model).notes)
+    bw.reconstruct(model, batches, steps=1)
+    assert bw.ledger_of(model).notes == notes
 
 
 def test_with_quantizers_off_the_model_is_still_the_float_one():

@@ -1,5 +1,6 @@
 """What reconstruction did, unit by unit."""
 
+import math
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -44,10 +45,19 @@ class UnitResult:
 
 @dataclass
 class Reconstruction:
-    """What :func:`bitwright.reconstruct` did; ``print`` shows it as a table."""
+    """What :func:`bitwright.reconstruct` did; ``print`` shows it as a table.
+
+    Attributes:
+        method: how it learned.
+        units: what each unit gained.
+        before: the squared distance of the model's results from the float ones, relative to the latter's squares.
+        after: the same now; it may be more although no unit's error is.
+    """
 
     method: str
     units: list[UnitResult] = field(default_factory=list)
+    before: float = math.nan
+    after: float = math.nan
 
     @property
     def seconds(self) -> float:
@@ -69,6 +79,7 @@ class Reconstruction:
             )
             for unit in self.units
         ]
+        head += f"; error of the model's results {self.before:.2e} before, {self.after:.2e} after"
         return "\n".join([head, *in_columns(("unit", "layers", "error before", "after", "steps", "seconds", ""), rows)])
 
     __repr__ = __str__

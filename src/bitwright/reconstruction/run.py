@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from bitwright.calibration import as_batches, as_inputs, untaught_notes
+from bitwright.calibration import add_note, as_batches, as_inputs, untaught_notes
 from bitwright.checkpoints import digest_of
 from bitwright.correction.reference import original_of
 from bitwright.distributed import TIMEOUT, Ranks, all_ranks, rank
@@ -42,9 +42,13 @@ from bitwright.reconstruction.samples import Samples
 from bitwright.reconstruction.settings import LossName, MethodName, Settings, UnitKind
 from bitwright.reconstruction.switch import switched_off
 from bitwright.reconstruction.units import Unit, find_units
-from bitwright.reconstruction.whole import graph_of, tensors_in
+from bitwright.reconstruction.whole import graph_of, outputs_apart, tensors_in
 
 _APART = 1_000_003  # between the seeds of ranks
+_GREW = (
+    "reconstruction brought each unit's results closer to the float ones, but not the model's: their error grew from "
+    "{:.3g} to {:.3g}; more data, merge=2 or prediction=1 may help"
+)
 
 
 @torch.inference_mode(False)  # what it learns needs gradients
@@ -116,7 +120,8 @@ def reconstruct(
         timeout: how long a rank waits for the others, in seconds.
 
     Returns:
-        The error of every unit before and after; ``print`` shows it as a table.
+        The error of every unit, and of the model's results, before and after; ``print`` shows it as a table. A unit's
+        error never grows, that of the model may; then the log and the ledger say so.
     """
     if not isinstance(memory_limit, int | float) or not memory_limit >= 0:
         raise ConfigError(f"reconstruct: memory_limit must be a number of bytes of at least 0, not {memory_limit!r}")
@@ -148,13 +153,17 @@ def reconstruct(
         if original is not None:
             start_from(original.state, graph, [weight for unit in job.weights for weight in unit])
         values = [bind_inputs(model, each.args, each.kwargs) for each in inputs]
-        exact = graph if original is None else graph_of(original.twin(model), example)
-        flow = Flow(graph, exact, job.units, values, list(quantizers(model).values()), memory)
-        result = job.run(flow, progress)
+        twin, found = model if original is None else original.twin(model), list(quantizers(model).values())
+        exact = graph if original is None else graph_of(twin, example)
+        before = outputs_apart(model, twin, inputs, found, ranks)
+        result = job.run(Flow(graph, exact, job.units, values, found, memory), progress)
+        result.before, result.after = before, outputs_apart(model, twin, inputs, found, ranks)
         if original is not None:
             original.keep(model)
     taught = {"adaround", settings.method}  # every method learns how weights are rounded
     ledger.notes = [note for note in ledger.notes if untaught.get(note) not in taught]
+    if result.after > result.before:
+        add_note(model, _GREW.format(result.before, result.after))
     return result
 
 

@@ -1,15 +1,18 @@
-"""A graph of a single call, for a model whose forward could not be captured: it is one unit."""
+"""The whole model: as a graph of one call where its forward could not be captured, and how far it is from float."""
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
+from bitwright.distributed import Ranks
 from bitwright.graph import CapturedModel, Inputs
 from bitwright.graph.facts import set_value
 from bitwright.graph.inputs import bind_inputs, caller
+from bitwright.quantizer import TensorQuantizer
+from bitwright.reconstruction.switch import switched_off
 
 
 class _Flat(nn.Module):
@@ -47,3 +50,24 @@ def tensors_in(value: Any) -> list[Tensor]:  # noqa: ANN401
         return [value]
     items = value.values() if isinstance(value, Mapping) else value if isinstance(value, tuple | list) else ()
     return [tensor for item in items for tensor in tensors_in(item)]
+
+
+def outputs_apart(
+    model: nn.Module, exact: nn.Module, batches: Sequence[Inputs], quantizers: Iterable[TensorQuantizer], ranks: Ranks
+) -> float:
+    """The squared distance of a model's results from those in float, in units of the latter's squares."""
+    found, apart, power = list(quantizers), 0.0, 0.0
+    for batch in batches:
+        with (
+            torch.no_grad(),
+            torch.random.fork_rng(devices=[]),
+        ):  # learning draws the numbers that it would without this
+            results = tensors_in(batch.run(model))
+            with switched_off(found):
+                wanted = tensors_in(batch.run(exact))
+        for result, value in zip(results, wanted, strict=True):
+            known = value.isfinite() & result.isfinite()
+            result, value = (v.double()[known] for v in (result, value))
+            apart, power = apart + float((result - value).square().sum()), power + float(value.square().sum())
+    apart, power = ranks.sum([apart, power])
+    return apart / max(power, 1e-30)
