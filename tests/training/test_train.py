@@ -6,6 +6,7 @@ import re
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 import bitwright as bw
 from bitwright.errors import CalibrationError, ConfigError
@@ -204,6 +205,39 @@ def test_norms_get_the_statistics_of_the_trained_weights():
     assert torch.allclose(norm.running_mean.double(), torch.stack(seen).mean(0), atol=1e-5)
     lagging, _, _ = trained(epochs=1, lr=0.1, batch_statistics=True, freeze_norms_after=0)
     assert not torch.allclose(norm.running_mean, lagging.get_submodule("2.bn1").running_mean, atol=1e-3)
+
+
+class Pair(nn.Module):
+    """Two inputs; results by name, or the logits alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two, self.named = nn.Linear(4, 6), nn.Linear(3, 6), False
+
+    def forward(self, x, y):
+        logits = torch.relu(self.one(x)) + self.two(y)
+        return {"logits": logits} if self.named else logits
+
+
+@pytest.mark.parametrize("form", ["flat", "tuple", "dict"])
+def test_several_inputs_may_have_a_tuple_or_dict_of_their_own(form):
+    torch.manual_seed(0)
+    net, x, y, labels = Pair(), torch.randn(8, 4), torch.randn(8, 3), torch.arange(8) % 6
+    given = {"flat": (x, y), "tuple": ((x, y),), "dict": ({"x": x, "y": y},)}[form]
+    model = bw.calibrate(bw.prepare(net, (x, y), recipe=qat_recipe("lsq", "W4A8")), [(x, y)])
+    settings = {"epochs": 3, "lr": 0.1, "distill": 0.1, "batch_statistics": True}
+    losses = [e.loss for e in bw.train(model, [(*given, labels)], F.cross_entropy, **settings).epochs]
+    assert losses[-1] < losses[0]
+    net.named = True
+    model = bw.calibrate(bw.prepare(net, (x, y), recipe=qat_recipe("lsq", "W4A8")), [(x, y)])
+    with pytest.raises(ConfigError, match="the model returns a dict and the teacher a dict"):
+        bw.train(model, [(*given, labels)], lambda made, to: F.cross_entropy(made["logits"], to), distill=0.5)
+
+
+def test_a_loader_that_is_read_once_is_refused_for_more_epochs():
+    model, batches = calibrated("residual", qat_recipe("lsq", "W4A4"))
+    with pytest.raises(ConfigError, match="a list_iterator can be read only once, not for 2 epochs"):
+        bw.train(model, iter(labelled(batches)), F.cross_entropy, epochs=2)
 
 
 def test_a_loader_that_is_read_once_leaves_the_statistics_of_training():

@@ -35,7 +35,11 @@ class Distillation:
         with torch.no_grad():
             wanted = self.teacher(*args, **kwargs)
         if not isinstance(prediction, Tensor) or not isinstance(wanted, Tensor):
-            raise ConfigError("distillation compares one tensor of logits, but this model returns something else")
+            kinds = " and the teacher ".join(f"a {type(x).__name__}" for x in (prediction, wanted))
+            raise ConfigError(
+                f"distillation compares one tensor of logits, but the model returns {kinds}: train without distill, or "
+                "wrap both such that they return the logits"
+            )
         t = self.temperature
         student, master = ((x / t).flatten(0, -2).log_softmax(-1) for x in (prediction, wanted))
         return F.kl_div(student, master, reduction="batchmean", log_target=True) * t * t

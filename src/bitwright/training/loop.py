@@ -16,6 +16,7 @@ from bitwright.columns import in_columns
 from bitwright.correction.channel_maps import norm_place
 from bitwright.correction.norms import reestimate_norms
 from bitwright.errors import CalibrationError, ConfigError
+from bitwright.graph import Inputs
 from bitwright.methods import parameter_groups
 from bitwright.nn.layer import QuantLayer
 from bitwright.nn.norm import freeze_batchnorm, unfreeze_batchnorm
@@ -94,7 +95,7 @@ def train(
     Args:
         model: a calibrated model whose recipe has methods that learn, see :func:`bitwright.training.qat_recipe`. It is
             trained in place and left in evaluation mode.
-        loader: batches of ``(inputs …, target)``, read once per epoch.
+        loader: batches of ``(inputs …, target)``, or of inputs in a tuple or dict and the target; read once per epoch.
         loss: ``loss(prediction, target)``, such as ``torch.nn.functional.cross_entropy``.
         epochs: number of epochs.
         lr: learning rate of weights (SGD with momentum 0.9); a trained net with frozen BatchNorms tolerates only a
@@ -119,6 +120,9 @@ def train(
         progress: show a progress bar; by default only on a terminal.
     """
     _check_options(loss, epochs, distill, teacher)
+    if epochs > 1 and isinstance(loader, Iterator):
+        kind = type(loader).__name__
+        raise ConfigError(f"a {kind} can be read only once, not for {epochs} epochs: pass a list or a DataLoader")
     _check_quantizers(model)
     for name, value in (("lr", lr), ("scale_lr", scale_lr), ("weight_decay", weight_decay), ("dampening", dampening)):
         if value is not None and not 0.0 <= value < math.inf:
@@ -171,7 +175,7 @@ class _Run:
         self.teach, self.distill, self.mean = teach, distill, mean
         self.dampening, self.threshold = dampening, threshold
         self.rates = [group["lr"] for group in optimizer.param_groups]
-        self.count = len(ledger_of(model).example.args)
+        self.example = ledger_of(model).example
         self.watch = self._watch()
 
     def _watch(self) -> Oscillations | None:
@@ -206,14 +210,15 @@ class _Run:
         if norms and isinstance(loader, Iterator):
             _log.info("the loader cannot be read twice: BatchNorms keep the statistics from training")
         elif norms:
-            batches = [tuple(batch[:-1]) for batch in islice(loader, _FRESH)]
+            batches = [_split(batch, self.example)[0] for batch in islice(loader, _FRESH)]
             reestimate_norms(self.model, batches, against_float=False, progress=False)
 
     def step(self, batch: Any, fall: float) -> float:  # noqa: ANN401
         """Train on one batch with ``fall`` times the learning rates, and return the loss."""
         for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
             group["lr"] = rate * fall
-        inputs, target = _split(batch, self.count)
+        given, target = _split(batch, self.example)
+        inputs = as_inputs(given, len(self.example.args))
         prediction = inputs.run(self.model)
         value = self.loss(prediction, target)
         if self.teach is not None:
@@ -273,8 +278,15 @@ def _check_bits(bits: object, epochs: int) -> None:
             )
 
 
-def _split(batch: Any, count: int) -> tuple[Any, Any]:  # noqa: ANN401
-    """The inputs and the target of a batch."""
+def _split(batch: Any, example: Inputs) -> tuple[Any, Any]:  # noqa: ANN401
+    """The inputs and the target of a batch; several inputs may be in a tuple or dict of their own."""
     if not isinstance(batch, tuple | list) or len(batch) < 2:
-        raise ConfigError("a batch to train with must be a tuple of the model's inputs and the target")
-    return as_inputs(tuple(batch[:-1]), count), batch[-1]
+        kind = type(batch).__name__
+        raise ConfigError(
+            "a batch to train with must be a tuple of the model's inputs and the target, such as (images, labels) or "
+            f"({{'input_ids': …}}, labels), not a {kind}"
+        )
+    inputs = tuple(batch[:-1])
+    inner = inputs[0] if len(inputs) == 1 and isinstance(inputs[0], tuple | list | dict) else None
+    wanted = example.args[0] if len(example.args) == 1 and not example.kwargs else None
+    return (inputs if inner is None or isinstance(wanted, type(inner)) else inner), batch[-1]
