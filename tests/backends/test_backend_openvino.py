@@ -1,11 +1,14 @@
 """What OpenVINO gets wrong in integers, and how its backend keeps files from meeting it."""
 
+import os
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 import bitwright as bw
+from bitwright.cpu import has_vnni
 from bitwright.preparation import Verdict
 
 
@@ -152,3 +155,31 @@ def test_sums_are_quantized_for_what_computes_in_integers(layer, after, integer,
     assert gap < 0.02
     assert ledger["add"].verdict is (Verdict.INTEGER if integer else Verdict.FLOAT)
     assert integer or ledger["add"].reason == "nothing around it computes in integers"
+
+
+class Attending(nn.Module):
+    """Attention with a mask that hides all keys from a query, and a product of a tensor with itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.out = nn.Linear(16, 48), nn.Linear(16, 4)
+
+    def forward(self, x, seen):
+        query, key, value = self.qkv(x).unflatten(-1, (3, 2, 8)).permute(2, 0, 3, 1, 4).unbind()
+        mixed = F.scaled_dot_product_attention(query, key, value, seen).transpose(1, 2).flatten(2)
+        causal = F.scaled_dot_product_attention(value, query, key, is_causal=True)
+        return self.out(mixed), x @ x.transpose(1, 2), causal
+
+
+@pytest.mark.skipif(not has_vnni() or "ONEDNN_MAX_CPU_ISA" in os.environ, reason="overflows without VNNI")
+def test_attention_in_integers_where_weights_have_8_bits(tmp_path):
+    pytest.importorskip("openvino")
+    torch.manual_seed(0)
+    net, x, seen = Attending().eval(), torch.randn(3, 7, 16), torch.rand(7, 7) > 0.4
+    seen[2] = False
+    model = bw.calibrate(bw.prepare(net, (x, seen), "openvino", weight="auto:vnni"), [(x, seen)], progress=False)
+    file = bw.export(model, tmp_path / "net.onnx")
+    proof = bw.verify(model, file, [(x, seen), (x[:2] / 3, ~seen)], latency=False, progress=False)
+    assert proof.ok, proof.missed
+    done, run = proof.runtimes["openvino"].count("matmul")
+    assert done == run == 3  # the two products of an attention are one operator

@@ -119,11 +119,16 @@ def test_backends_for_transformers_see_the_products_of_fused_attention():
     x = torch.randn(2, 5, 8)
     recipe = {"weight": "int8 channel:0", "activation": "int8"}
     found = {}
-    for name in ("tensorrt_nlp", "academic_nlp", "tensorrt"):
-        model = bw.prepare(Attending(), x, name, recipe=recipe)
+    wide, narrow = {**recipe, "activation": "uint8"}, {"weight": "int7 channel:0"}
+    asked = {"tensorrt_nlp": recipe, "academic_nlp": recipe, "tensorrt": recipe, "openvino": wide}
+    for name, given in (*asked.items(), ("openvino, any CPU", narrow)):
+        model = bw.prepare(Attending(), x, name.partition(",")[0], recipe=given)
         found[name] = Counter(e.operator for e in bw.ledger_of(model).entries if e.verdict is Verdict.INTEGER)
-    assert found["tensorrt_nlp"] == found["academic_nlp"] == {"linear": 1, "matmul": 2}
-    assert found["tensorrt"] == {"linear": 1}
+        inputs = {e.input for e in bw.ledger_of(model).entries if e.operator == "matmul"}
+        if name == "openvino":  # it multiplies without zero points only
+            assert inputs == {"int8 symmetric tensor", "uint8 symmetric tensor, int8 symmetric tensor"}
+    assert found["tensorrt_nlp"] == found["academic_nlp"] == found["openvino"] == {"linear": 1, "matmul": 2}
+    assert found["tensorrt"] == found["openvino, any CPU"] == {"linear": 1}
     switched = bw.prepare(
         Attending(), x, "tensorrt_nlp", recipe={**recipe, "schedules": {"decompose_attention": False}}
     )

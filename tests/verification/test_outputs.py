@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import bitwright as bw
-from bitwright.verification.outputs import difference
+from bitwright.graph import Inputs
+from bitwright.verification.outputs import OutputTally, difference
 from tests.verification.nets import tampered
 
 
@@ -161,3 +162,12 @@ def test_results_of_every_kind_are_compared_in_order(tmp_path: Path, kind: str) 
     expected = {"dataclass": 4, "dict": 4, "twice": 3, "types": 4}.get(kind, 2)
     assert len(proof.runtimes["onnxruntime"].outputs) == expected
     assert proof.missed == []
+
+
+def test_what_equals_the_simulation_needs_no_watched_tensors() -> None:
+    """A value on a border may be rounded otherwise while it is watched."""
+    x = torch.tensor([1.0, -2.0, 4.0])
+    for result, local in ((x, 0.0), (x + 0.4, 0.05)):
+        tally = OutputTally(["y"], set())
+        tally.add(nn.Identity(), Inputs((x,), {}), {"y": result.numpy()}, x + 0.2)
+        assert tally.checks()[0].local == pytest.approx(local, rel=1e-4)

@@ -43,15 +43,19 @@ class Backend(Strict):
     notes: tuple[str, ...] = ()
     """What a user should know."""
 
-    @property
-    def schedules(self) -> dict[str, bool]:
-        """The schedules that are on or off for this target unless the recipe names them."""
+    def uses_all_bits(self, weight: QuantSpec | None) -> bool:
+        """Whether weights use bits that the target leaves out by default, because some of its CPUs would overflow."""
+        return weight is not None and weight.bits in self.weights.used_bits
+
+    def schedules(self, weight: QuantSpec | None) -> dict[str, bool]:
+        """The schedules that are on or off for this target and these weights unless the recipe names them."""
         chosen = {} if self.folding.batchnorm else {"fold_batchnorm": False}
         chosen |= {} if self.folding.constants else {"fold_scale": False, "fold_before": False}
         pools = "adaptive_avg_pool2d" in self.operators.integer and "mean" not in self.operators.integer
         chosen |= {"mean_to_pool": True} if pools else {}
         split = {
-            "decompose_attention": self.operators.split_attention,
+            "decompose_attention": self.operators.split_attention
+            and ("matmul" not in self.operators.wide or self.uses_all_bits(weight)),
             "split_activations": self.operators.split_activations,
             "norm_to_convolution": self.operators.norms_as_convolutions,
         }

@@ -38,6 +38,13 @@ def _reads_a_constant(node: fx.Node) -> str | None:
     return "OpenVINO computes layers of constants in float" if _is_constant(source) else None
 
 
+def _multiplies_wrongly(node: fx.Node) -> str | None:
+    """OpenVINO takes a product with a constant for a layer, and has no integer kernel for vectors."""
+    if any(len(shape_of(operand) or ()) < 2 for operand in node.all_input_nodes):
+        return "OpenVINO multiplies vectors in float"
+    return "OpenVINO multiplies by constants in float" if any(map(_is_constant, node.all_input_nodes)) else None
+
+
 def _adds_for_float(node: fx.Node) -> str | None:
     """OpenVINO adds in float, too, and does not round then: only integers before or after are worth a quantized sum.
 
@@ -213,13 +220,17 @@ OPENVINO = register_backend(
         title="OpenVINO on CPU (Q/DQ ONNX)",
         activations={"write_unsigned": False},
         operators={
-            "integer": dict.fromkeys((*CONVOLUTIONS, "linear", "add", "cat", *AVERAGE_POOLS), "inputs"),
+            "integer": dict.fromkeys((*CONVOLUTIONS, "linear", "matmul", "add", "cat", *AVERAGE_POOLS), "inputs"),
+            "inputs": {"matmul": "int8 symmetric tensor"},  # it multiplies computed tensors only without zero points
+            "wide": {"matmul"},
+            "split_attention": True,
             "conditions": {
                 "cat": _joins_wrongly,
                 "conv?d": _convolves_wrongly,
                 "conv_transpose?d": _transposes_wrongly,
                 "add": _adds_a_constant,
                 "linear": _reads_a_constant,
+                "matmul": _multiplies_wrongly,
                 "pad": _pads_wrongly,
                 "pixel_shuffle": _shuffles_wrongly,
                 "avg_pool?d": _counts_padding,
@@ -238,8 +249,8 @@ OPENVINO = register_backend(
             "reasons": {
                 "batch_norm": "no convolution or linear layer before it to fold into",
                 "mul": "OpenVINO fuses it with its neighbours in float",
-                "matmul": "OpenVINO multiplies two computed tensors in integers only if neither has a zero point",
-                "scaled_dot_product_attention": "one fused float operator, and its products would be float, too",
+                "scaled_dot_product_attention": "one fused float operator; with weights of 8 bits (weight='auto'), "
+                "where CPUs have VNNI, its products run in integers",
             },
         },
         formats=("onnx", "openvino"),

@@ -143,6 +143,12 @@ class OperatorRules(Strict):
     absorbed: Annotated[Mapping[Operator, Operators], ByOperator] = Field(default_factory=dict)
     """For an operator, those that compute it along with themselves: the result of one of them has no quantizer before
     it, if nothing else reads it. The other operands have theirs."""
+    inputs: Annotated[Mapping[Operator, SpecText], ByOperator] = Field(default_factory=dict)
+    """For an operator, what its inputs look like if not like the target's other activations. Symmetric ones that cannot
+    be negative are unsigned. Rules of the recipe that name the operator come first."""
+    wide: Operators = frozenset()
+    """Operators on computed tensors that run in integers only if the recipe's weights use all their bits: on other CPUs
+    their products would overflow."""
     numbers: Operators = frozenset()
     """Operators that run in integers even if one operand is a plain number."""
     share_inputs: Operators = frozenset()

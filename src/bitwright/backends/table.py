@@ -31,6 +31,8 @@ def summary(backend: Backend) -> list[tuple[str, str]]:
         ("nothing fused with", listed(operators.unfused)),
         ("no quantizer between", ", ".join(merged)),
         ("computed with one operand", ", ".join(f"{o} of {listed(those)}" for o, those in operators.absorbed.items())),
+        ("inputs of their own", ", ".join(f"{o}: {spec}" for o, spec in operators.inputs.items())),
+        ("only with weights of 8 bits", listed(operators.wide)),
         ("plain numbers in", listed(operators.numbers)),
         ("one scale for all inputs", listed(operators.share_inputs)),
         ("fixed ranges", ", ".join(f"{o} {low:g} to {high:g}" for o, (low, high) in operators.ranges.items())),

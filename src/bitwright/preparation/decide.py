@@ -62,7 +62,7 @@ def _describe(
     """What is known about a call before it is judged."""
     kind = _kind(node, operator, module)
     rule = job.rule_for(node, region.path, kind)
-    recipe = job.recipe_for(rule, first_or_last=first_or_last)
+    recipe = job.recipe_for(rule, first_or_last=first_or_last, operator=kind)
     name = region.named(user_name(node))
     if facts(node).leaf:
         return Decision(name, type(module).__name__, None, recipe, rule, origin=facts(node).origin)

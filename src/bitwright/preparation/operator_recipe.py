@@ -37,9 +37,13 @@ class OperatorRecipe:
 
 
 def operator_recipe(
-    rule: Rule | None, recipe: Recipe, backend: Backend, *, first_or_last: bool = False
+    rule: Rule | None, recipe: Recipe, backend: Backend, *, first_or_last: bool = False, operator: str = ""
 ) -> OperatorRecipe:
-    """All settings for an operator; backends may give first and last layers more bits, unless their rule has a spec."""
+    """All settings for an operator; backends may give first and last layers more bits, unless their rule has a spec.
+
+    Backends may also give some operators other inputs, with the same exception.
+    """
+    own = backend.operators.inputs.get(operator)
     general: dict[Kind, TensorRecipe] = {
         "weight": recipe.weight,
         "input": recipe.activation,
@@ -51,6 +55,8 @@ def operator_recipe(
         asked = by_rule.over(below)
         if kind == "weight" and asked.bits in backend.weights.used_bits:
             asked = asked.model_copy(update={"bits": backend.weights.used_bits[asked.bits]})
+        if kind == "input" and own is not None and not asked.floating and by_rule.spec is None and by_rule.bits is None:
+            asked = asked.model_copy(update={"spec": own, "bits": None, "nonnegative": "unsigned"})
         whole = _complete(asked, kind, backend)
         if first_or_last and kind != "output" and by_rule.spec is None and by_rule.bits is None:
             whole = _in_bits(whole, backend.first_last_bits)

@@ -25,6 +25,7 @@ from bitwright.graph.sketch import sketch
 from bitwright.preparation.decide import decide, join_activations, note_skipped
 from bitwright.preparation.decisions import Decision, Decisions
 from bitwright.preparation.ledger import Ledger, attach, check_unused_rules, entries_of, is_prepared, ledger_of
+from bitwright.preparation.operator_recipe import operator_recipe
 from bitwright.preparation.place import place
 from bitwright.preparation.region import Job, Region
 from bitwright.preparation.resolve import resolve_recipe
@@ -178,7 +179,9 @@ def _stage_runner(
 ) -> Callable[[Region, Stage], None]:
     """Return a function that runs the schedules of a stage on a region, and notes in the ledger what they did."""
     named = read_switches(recipe.schedules)
-    switches: Switches = {**{n: on for n, on in backend.schedules.items() if n not in named}, **recipe.schedules}
+    general = operator_recipe(None, recipe, backend)
+    defaults = backend.schedules(None if general.input.floating else general.weight.quant_spec)
+    switches: Switches = {**{n: on for n, on in defaults.items() if n not in named}, **recipe.schedules}
     check = runner(captured.model, ledger.example.args, ledger.example.kwargs) if debug else None
 
     def run(region: Region, stage: Stage) -> None:

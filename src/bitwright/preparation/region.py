@@ -43,7 +43,7 @@ class Job:
     backend: Backend
     targets: RuleTargets
     islands: Collection[str] = ()
-    _recipes: dict[tuple[int, bool], OperatorRecipe] = field(default_factory=dict)
+    _recipes: dict[tuple[int, bool, str], OperatorRecipe] = field(default_factory=dict)
 
     @cached_property
     def no_input_quantizer(self) -> TensorQuantizer:
@@ -54,9 +54,11 @@ class Job:
         """The rule that wins for a call in the graph that stands at ``path``."""
         return self.recipe.rule_for(self.targets.of_node(node, path, operator)) if self.recipe.rules else None
 
-    def recipe_for(self, rule: Rule | None, *, first_or_last: bool = False) -> OperatorRecipe:
-        """The settings for operators that a given rule, or none, matches."""
-        key = (id(rule), first_or_last)
+    def recipe_for(self, rule: Rule | None, *, first_or_last: bool = False, operator: str = "") -> OperatorRecipe:
+        """The settings for operators of a kind that a given rule, or none, matches."""
+        kind = operator if operator in self.backend.operators.inputs else ""
+        key = (id(rule), first_or_last, kind)
         if key not in self._recipes:
-            self._recipes[key] = operator_recipe(rule, self.recipe, self.backend, first_or_last=first_or_last)
+            own = operator_recipe(rule, self.recipe, self.backend, first_or_last=first_or_last, operator=kind)
+            self._recipes[key] = own
         return self._recipes[key]

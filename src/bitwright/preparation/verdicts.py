@@ -23,6 +23,10 @@ NOT_SWAPPED = Judgement(Verdict.PARTLY, "its weight stays float because it is no
 FOLDED = Judgement(Verdict.FUSED, "folded into the layer before it")
 OWN_QUANTIZERS = Judgement(Verdict.INTEGER, "has its own quantizers")
 INDICES = Judgement(Verdict.FLOAT, "it computes indices")
+NARROW = Judgement(
+    Verdict.FLOAT,
+    "on CPUs without VNNI, its products would overflow; it runs in integers with weights of 8 bits (weight='auto')",
+)
 RANKED = Judgement(Verdict.FLOAT, "its values are ranked, and rounding would make some of them equal", keep_float=True)
 DYNAMIC = Judgement(Verdict.INTEGER, "the ranges of its inputs and states are found as it runs")
 
@@ -136,6 +140,8 @@ def _by_kind(node: fx.Node, module: nn.Module | None, decision: Decision, backen
     if name not in backend.operators.integer:
         default = "nothing to fuse it with" if name in backend.operators.fused else f"{backend.name} runs it in float"
         return Judgement(Verdict.FLOAT, backend.operators.reasons.get(name, default))
+    if name in backend.operators.wide and not backend.uses_all_bits(decision.recipe.weight.quant_spec):
+        return NARROW
     if operator.binary and name not in backend.operators.numbers and _one_is_a_number(node):
         return Judgement(Verdict.FLOAT, "one of its operands is a plain number")
     return None

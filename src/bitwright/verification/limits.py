@@ -19,8 +19,8 @@ class Limits:
         largest: largest gap of a quantized value, in steps, layer by layer from equal inputs. A value on a rounding
             border, or a sigmoid computed in another way, is one step off.
         uncompared: how many placed quantizers may stay uncompared without a good reason.
-        output_local: largest difference of an output computed from the runtime's own quantized tensors, as a share of
-            its magnitude, as from float arithmetic in another order.
+        output_local: largest difference of an output computed from the runtime's own quantized tensors, or from the
+            simulation's if that is closer, as a share of its magnitude, as from float arithmetic in another order.
         output_steps: largest difference of an output to the free-running simulation, in units of what one step of noise
             at every quantizer does to it.
         violations: how many places may break constraints of the target; advice does not count.

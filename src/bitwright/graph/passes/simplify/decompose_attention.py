@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from bitwright.graph.build import NodeBuilder
-from bitwright.graph.facts import dtype_of, shape_of
+from bitwright.graph.facts import dtype_of, facts, shape_of
 from bitwright.graph.match import MatcherNode
 from bitwright.graph.rewriting.replace import Called, Nodes, ReplacePatternBase, ReplaceStrategy
 from bitwright.graph.rewriting.schedule import register_schedule
@@ -39,11 +39,11 @@ class ReplacePattern(ReplacePatternBase):
         node, module = nodes_dict["attention"], modules_dict["attention"]
         build = NodeBuilder(model, node)
         given = _with_repeated_groups(build, _arguments(node))
-        scores = _scores(build, given)
+        scores, hidden = _scores(build, given)
         weights = build.function(F.softmax, scores, dim=-1)
-        if given.get("attn_mask") is not None and not given.get("is_causal"):
-            hidden = build.method("all", build.function(torch.isneginf, scores), dim=-1, keepdim=True)
-            weights = build.method("masked_fill", weights, hidden, 0.0)
+        if hidden is not None:
+            whole = build.method("all", hidden, dim=-1, keepdim=True)
+            weights = build.method("masked_fill", weights, whole, 0.0)
         if isinstance(module, AttentionProduct):
             weights = build.module(nn.Dropout(module.dropout), weights, name=f"{node.name}_dropout")
         elif given.get("dropout_p"):
@@ -58,23 +58,28 @@ def _arguments(node: fx.Node) -> dict[str, Any]:
 
 def _has_tensors(node: fx.Node, _: Any) -> bool | str:
     given = _arguments(node)
+    if facts(node).skipped:
+        return f"skipped by the rule {facts(node).skipped!r}"
     return all(shape_of(given.get(name)) is not None for name in _NAMES[:3]) or "its inputs are not tensors"
 
 
-def _scores(build: NodeBuilder, given: dict[str, Any]) -> fx.Node:
-    """q·kᵀ·scale, with -inf where a mask hides it."""
+def _scores(build: NodeBuilder, given: dict[str, Any]) -> tuple[fx.Node, fx.Node | None]:
+    """q·kᵀ·scale, with -inf where a mask hides it, and where it does if that may be a whole row."""
     scale, size = given.get("scale"), (shape_of(given["query"]) or ())[-1]
     keys = build.method("transpose", given["key"], -2, -1)
     scores = build.function(torch.matmul, given["query"], keys)
     scores = build.function(operator.mul, scores, 1.0 / math.sqrt(size) if scale is None else scale)
     mask = given.get("attn_mask")
     if given.get("is_causal"):
-        mask = build.method("tril", build.function(torch.ones_like, scores, dtype=torch.bool))
+        sizes = tuple(build.method("size", scores, dimension) for dimension in (-2, -1))
+        later = build.method("triu", build.method("new_ones", scores, sizes, dtype=torch.bool), 1)
+        return build.method("masked_fill", scores, later, -math.inf), None
     if mask is None:
-        return scores
+        return scores, None
     if dtype_of(mask) is torch.bool:
-        return build.method("masked_fill", scores, build.function(torch.logical_not, mask), -math.inf)
-    return build.function(add_mask, scores, mask)
+        hidden = build.function(torch.logical_not, mask)
+        return build.method("masked_fill", scores, hidden, -math.inf), hidden
+    return build.function(add_mask, scores, mask), build.function(torch.isneginf, mask)
 
 
 def _with_repeated_groups(build: NodeBuilder, given: dict[str, Any]) -> dict[str, Any]:
