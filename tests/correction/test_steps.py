@@ -179,3 +179,13 @@ def test_layers_that_share_a_weight_are_corrected(steps):
         assert torch.equal(Original(model).state["one.weight"], Original(model).state["two.weight"])
         after = (model(x) - wanted).mean(0).square().sum()
     assert after <= before * (1e-3 if "bias" in steps else 1)
+
+
+def test_samples_without_a_batch_dimension_are_corrected():
+    torch.manual_seed(0)
+    net, samples = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)), list(torch.randn(8, 6))
+    model = bw.calibrate(bw.prepare(net, samples[0], recipe="W4A8"), samples)
+    batched = bw.calibrate(bw.prepare(net, torch.stack(samples), recipe="W4A8"), [torch.stack(samples)])
+    assert [c.split(":")[0] for c in bw.ledger_of(model).corrected] == STEPS_OF_W4A4
+    with torch.no_grad():
+        assert torch.allclose(torch.stack([model(x) for x in samples]), batched(torch.stack(samples)), atol=1e-3)

@@ -95,7 +95,8 @@ def _takes_bias(layer: Layer) -> bool:
 
 def over_channels(layer: Layer, values: Tensor) -> Tensor:
     """Move the channels of a layer's result to the front: (channels, values)."""
-    return values.movedim(channel_axis(layer), 0).flatten(1)
+    first = values.movedim(channel_axis(layer), 0)
+    return first.reshape(len(first), -1)
 
 
 def along_channels(layer: Layer, values: Tensor) -> Tensor:

@@ -61,9 +61,9 @@ class Limit:
 
     def see(self, _module: nn.Module, _args: Any, result: Tensor) -> None:  # noqa: ANN401
         """Look at the values of all channels: a hook."""
-        axis = -self.fill.ndim
-        most = result.detach().movedim(axis, 0).flatten(1).amax(1).reshape(self.fill.shape)
-        self.fill = torch.maximum(self.fill, most / self.module.high)
+        first = result.detach().movedim(-self.fill.ndim, 0)
+        most = first.reshape(len(first), -1).amax(1)
+        self.fill = torch.maximum(self.fill, most.reshape(self.fill.shape) / self.module.high)
 
     def bounded(self, factor: Tensor) -> Tensor:
         """The factor, larger where a channel's largest value would exceed some channel's limit."""

@@ -70,7 +70,8 @@ def _largest(trials: Trials, original: Original, links: Sequence[Link]) -> dict[
 
     def see(layer: Layer, x: Tensor) -> None:
         link = of_reader[layer]
-        most = x.detach().movedim(link.axis, 0).abs().flatten(1).amax(1)
+        first = x.detach().movedim(link.axis, 0).abs()
+        most = first.reshape(len(first), -1).amax(1)
         found[link] = torch.maximum(found[link], most) if link in found else most
 
     with seeing_inputs(of_reader, see):

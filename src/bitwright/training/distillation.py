@@ -34,12 +34,14 @@ class Distillation:
         """The loss of a prediction for these inputs of the model."""
         with torch.no_grad():
             wanted = self.teacher(*args, **kwargs)
-        if not isinstance(prediction, Tensor) or not isinstance(wanted, Tensor):
-            kinds = " and the teacher ".join(f"a {type(x).__name__}" for x in (prediction, wanted))
+        if not all(isinstance(x, Tensor) and x.ndim for x in (prediction, wanted)):
+            kinds = " and the teacher ".join(
+                f"a {type(x).__name__ if getattr(x, 'ndim', True) else 'number'}" for x in (prediction, wanted)
+            )
             raise ConfigError(
                 f"distillation compares one tensor of logits, but the model returns {kinds}: train without distill, or "
                 "wrap both such that they return the logits"
             )
         t = self.temperature
-        student, master = ((x / t).flatten(0, -2).log_softmax(-1) for x in (prediction, wanted))
+        student, master = ((x / t).reshape(-1, x.shape[-1]).log_softmax(-1) for x in (prediction, wanted))
         return F.kl_div(student, master, reduction="batchmean", log_target=True) * t * t
