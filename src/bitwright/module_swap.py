@@ -71,19 +71,29 @@ def swap_modules(
     ledger.arguments = {**descriptors, "backend": backend is not None, **kept}
     ledger.swapped = True
     asked = None if backend is None else target
-    decisions = Decisions()
-    swapped: dict[nn.Module, nn.Module] = {}
-    for name, module in _outermost(whole):
-        if isinstance(module, QuantInputMixin):
-            decisions.record(name, Decision(name, module_kind(module), judgement=OWN_QUANTIZERS))
-        elif _wanted(name, module, included, asked) and not _matches(excluded, name):
-            made = swapped[module] = _made(module, name, asked, descriptors)
-            decision = Decision(name, module_kind(module), judgement=Judgement(Verdict.INTEGER))
-            decisions.record(name, with_own_quantizers(decision, name, made))
-    whole = replace_modules(whole, swapped)
+    whole, decisions = _swapped(whole, asked, included, excluded, descriptors)
     ledger.entries = entries_of(decisions, whole, target)
     attach(whole, ledger)
     return whole
+
+
+def _swapped(
+    model: nn.Module,
+    backend: Backend | None,
+    included: list[str] | None,
+    excluded: list[str],
+    descriptors: Mapping[str, QuantDescriptor | None],
+) -> tuple[nn.Module, Decisions]:
+    decisions = Decisions()
+    swapped: dict[nn.Module, nn.Module] = {}
+    for name, module in _outermost(model):
+        if isinstance(module, QuantInputMixin):
+            decisions.record(name, Decision(name, module_kind(module), judgement=OWN_QUANTIZERS))
+        elif _wanted(name, module, included, backend) and not _matches(excluded, name):
+            made = swapped[module] = _made(module, name, backend, descriptors)
+            decision = Decision(name, module_kind(module), judgement=Judgement(Verdict.INTEGER))
+            decisions.record(name, with_own_quantizers(decision, name, made))
+    return replace_modules(model, swapped), decisions
 
 
 def _patterns(given: str | Iterable[str] | None, model: nn.Module) -> list[str] | None:

@@ -36,7 +36,7 @@ def summary(backend: Backend) -> list[tuple[str, str]]:
         ("plain numbers in", listed(operators.numbers)),
         ("one scale for all inputs", listed(operators.share_inputs)),
         ("fixed ranges", ", ".join(f"{o} {low:g} to {high:g}" for o, (low, high) in operators.ranges.items())),
-        *((name, yes if chosen else no) for name, (chosen, yes, no) in _choices(backend).items()),
+        *_choices(backend),
         ("reads", ", ".join(backend.formats) or "nothing that Bitwright writes"),
         ("runs here in", ", ".join(backend.runtimes) or "nothing on this machine"),
         ("files are checked for", ", ".join(backend.constraints)),
@@ -44,11 +44,11 @@ def summary(backend: Backend) -> list[tuple[str, str]]:
     return [line for line in lines if line[1]]
 
 
-def _choices(backend: Backend) -> dict[str, tuple[object, str, str]]:
-    """The choices of a backend: whether it does something, and the words for yes and no."""
+def _choices(backend: Backend) -> list[tuple[str, str]]:
+    """The choices of a backend; empty where there is nothing to say."""
     operators, first_last = backend.operators, backend.first_last_bits
     both_powers = backend.weights.power_of_two and backend.activations.power_of_two
-    return {
+    choices: dict[str, tuple[object, str, str]] = {  # each with the words for yes and no
         "scales": (both_powers, "powers of two", ""),
         "first and last layers": (first_last, f"{first_last} bits", ""),
         "BatchNorm": (backend.folding.batchnorm, "folded into the layer before it", "kept apart"),
@@ -59,6 +59,7 @@ def _choices(backend: Backend) -> dict[str, tuple[object, str, str]]:
         "constant factors": (backend.folding.constants, "folded into layers", ""),
         "bias": (backend.integer_bias, "int32, in steps of input scale × weight scale", "float"),
     }
+    return [(name, yes if chosen else no) for name, (chosen, yes, no) in choices.items()]
 
 
 def page(backends: Sequence[Backend]) -> str:

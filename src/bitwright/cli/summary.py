@@ -1,6 +1,6 @@
 """The final summary of ``quantize``: one table, what stays float, what was missed, and where things are."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -62,13 +62,17 @@ def show(outcome: Outcome, json: bool) -> None:
         _print_float(name, runtime)
         if slower := runtime.slower_words():
             print_text(f"{name}: {slower}")
-    advice = violations_in_words(v for v in proof.violations if v.advice)
-    told = {"Advice": advice, "Note": [*outcome.tuned, *proof.notes], "Missed": proof.missed}
-    for kind, line in [(kind, line) for kind, lines in told.items() for line in lines]:
-        print_text(f"{kind}: {line}", "bold red" if kind == "Missed" else "")
+    _print_all("Advice", violations_in_words(v for v in proof.violations if v.advice))
+    _print_all("Note", [*outcome.tuned, *proof.notes])
+    _print_all("Missed", proof.missed, "bold red")
     print_text(proof.verdict[0].upper() + proof.verdict[1:], "bold green" if proof.ok else "bold red")
     print_text(f"File:   {proof.file}")
     print_text(f"Report: {outcome.report}")
+
+
+def _print_all(kind: str, lines: Iterable[str], style: str = "") -> None:
+    for line in lines:
+        print_text(f"{kind}: {line}", style)
 
 
 _MEASURED: dict[str, Callable[[RuntimeProof], str]] = {

@@ -65,10 +65,7 @@ def verify(
     With --model and --saved, the file must do what that model simulates. Without them, its outputs are compared with
     what the file should compute according to ONNX, and only the given limits are judged.
     """
-    if (model is None) != (saved is None):
-        raise ConfigError("--model and --saved go together: the float model, and the folder that bitwright.save wrote")
-    if saved is not None and backend is not None:
-        raise ConfigError("a saved model knows its backend: leave out --backend")
+    _check_source(model, saved, backend)
     check_limits(min_speedup, latency=not no_latency, max_accuracy_drop=max_accuracy_drop, evaluate=evaluate)
     given = {"coverage": min_coverage, "output": max_output_difference, "speedup": min_speedup}
     limits = {name: value for name, value in given.items() if value is not None}
@@ -89,6 +86,13 @@ def verify(
         _print_proof(proof, scores or {})
     if proof.ok is False:
         raise typer.Exit(1)
+
+
+def _check_source(model: str | None, saved: Path | None, backend: str | None) -> None:
+    if (model is None) != (saved is None):
+        raise ConfigError("--model and --saved go together: the float model, and the folder that bitwright.save wrote")
+    if saved is not None and backend is not None:
+        raise ConfigError("a saved model knows its backend: leave out --backend")
 
 
 def compare(

@@ -21,7 +21,7 @@ _ARITHMETIC = {
 }
 _RESHAPES = {"reshape", "view", torch.reshape}
 _PERMUTES = {"permute", torch.permute}
-_TRANSPOSES = {"transpose", torch.transpose, "swapaxes", torch.swapaxes}
+_MOVES = _PERMUTES | {"transpose", torch.transpose, "swapaxes", torch.swapaxes}
 
 
 class Sizes:
@@ -140,10 +140,7 @@ _RULES: dict[str, Callable[[Sizes, fx.Node, Known], Known | None]] = {
 
 def permutation(node: fx.Node) -> list[int] | None:
     """The order of dimensions after a permutation, if the node is one and the order is known."""
-    if not (node.target in _PERMUTES or node.target in _TRANSPOSES) or node.kwargs:
-        return None
-    rank = len(shape_of(node) or ())
-    if not rank:
+    if node.target not in _MOVES or node.kwargs or not (rank := len(shape_of(node) or ())):
         return None
     wanted = [d % rank for d in _dimensions(node)]
     if node.target in _PERMUTES:

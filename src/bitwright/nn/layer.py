@@ -103,17 +103,13 @@ class QuantLayer(TakesDescriptors, QuantMixin):
 
     def bias_scale(self, call: int = 0) -> Tensor | None:
         """The scale of the int32 bias, input scale times weight scale, or None where the bias stays float."""
-        source = self.calls[call]
-        if not self.quantize_bias or not source.quantizes or self.weight_quantizer.spec.bits > 8:
+        source, weight = self.calls[call], self.weight_quantizer
+        if not (self.quantize_bias and source.quantizes) or source.spec.format.floating:
             return None
-        if not (source.method.uniform and self.weight_quantizer.method.uniform):
-            return None  # products are not multiples of a step
-        if not (source.calibrated and self.weight_quantizer.calibrated):
-            return None  # ranges are found on the fly: the bias stays float
-        scale, step = self.weight_quantizer.qparams()[0].detach(), source.qparams()[0].detach()
-        if step.ndim or scale.ndim > 1 or source.spec.bits > 8 or source.spec.format.floating:
-            return None
-        return step * self.spread(scale)
+        if not all(q.calibrated and q.method.uniform and q.spec.bits <= 8 for q in (source, weight)):
+            return None  # ranges are found on the fly, products are not multiples of a step, or sums are too large
+        scale, step = weight.qparams()[0].detach(), source.qparams()[0].detach()
+        return None if step.ndim or scale.ndim > 1 else step * self.spread(scale)
 
     def spread(self, scale: Tensor) -> Tensor:
         """Repeat a weight scale to get one for each output channel."""

@@ -14,6 +14,12 @@ from bitwright.recipe import Recipe, Rule, TensorRecipe, with_bits
 AUTO = "auto"  # weights in as many bits as are safe on this CPU, or on the one named after a colon
 
 
+def _by_arguments(skip: Iterable[str], **specs: str | None) -> Recipe:
+    """What the arguments of ``prepare`` ask for, as a recipe."""
+    skips = [{"match": match, "skip": True} for match in ([skip] if isinstance(skip, str) else skip)]
+    return Recipe.parse({"rules": skips, **{kind: spec for kind, spec in specs.items() if spec is not None}})
+
+
 def resolve_recipe(
     backend: str | Path | Backend | None,
     recipe: Recipe | Mapping[str, Any] | str | Path | None,
@@ -25,13 +31,11 @@ def resolve_recipe(
 ) -> tuple[Recipe, Backend]:
     """Put the arguments of ``prepare`` into one recipe, find its backend, and check one against the other."""
     given = Recipe.parse(recipe if recipe is not None else {})
-    skips = [{"match": s, "skip": True} for s in ([skip] if isinstance(skip, str) else skip)]
     source = backend if backend is not None else given.backend
     target = find_backend(source)
     if weight is not None and weight.partition(":")[0] == AUTO:
         weight = _widest(target, weight.partition(":")[2])
-    specs = {"weight": weight, "activation": activation}
-    asked = Recipe.parse({"rules": skips, **{kind: spec for kind, spec in specs.items() if spec is not None}})
+    asked = _by_arguments(skip, weight=weight, activation=activation)
     named = isinstance(source, Backend) or target.name in BACKENDS
     changes = {
         "rules": (*given.rules, *asked.rules),

@@ -119,11 +119,16 @@ def _on_backend(node: fx.Node, module: nn.Module | None, decision: Decision, bac
         return found
     if found is None and (obstacle := _obstacle(node, operands(node, decision.operator))):
         return Judgement(Verdict.FLOAT, obstacle)
-    condition = None if own_choice else backend.operators.conditions.get(decision.kind)
+    return found if own_choice else _by_rules(node, decision.kind, found, backend)
+
+
+def _by_rules(node: fx.Node, kind: str, found: Judgement | None, backend: Backend) -> Judgement | None:
+    """Judge a call by the backend's own rules for such operators, or as found before."""
+    condition = backend.operators.conditions.get(kind)
     if condition is not None and (obstacle := condition(node)):
         verdict = Verdict.FLOAT if found is None else Verdict.CARRIED  # what moves values needs no quantizer
         return Judgement(verdict, obstacle, keep_float=True)
-    unneeded = None if own_choice or found is not None else backend.operators.unneeded.get(decision.kind)
+    unneeded = backend.operators.unneeded.get(kind) if found is None else None
     return Judgement(Verdict.FLOAT, reason) if unneeded is not None and (reason := unneeded(node)) else found
 
 

@@ -66,16 +66,16 @@ def convert_deploy(
     target, own = BackendType.read(backend_type), ledger_of(model).backend.name
     if target.value != own:
         raise ConfigError(f"the model was prepared for {own}, not for {target}: prepare it for that target")
-    unknown = [key for key in extra_kwargs if key not in _EXTRA]
-    if deploy_to_qlinear or unknown:
-        wrong = unknown[0] if unknown else "deploy_to_qlinear"
-        raise ConfigError(f"convert_deploy does not take {wrong}; it takes {', '.join(_EXTRA)}")
-    if dummy_input is None and input_shape_dict is not None:
-        dummy_input = tuple(torch.rand(*shape) for shape in input_shape_dict.values())
+    wrong = [*(key for key in extra_kwargs if key not in _EXTRA), *["deploy_to_qlinear"] * bool(deploy_to_qlinear)]
+    if wrong:
+        raise ConfigError(f"convert_deploy does not take {wrong[0]}; it takes {', '.join(_EXTRA)}")
+    shapes = dict(input_shape_dict or {})
+    if dummy_input is None and shapes:
+        dummy_input = tuple(torch.rand(*shape) for shape in shapes.values())
     folder = Path(output_path)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{model_name}.onnx"
-    names = extra_kwargs.get("input_names") or (list(input_shape_dict) if input_shape_dict else None)
+    names = extra_kwargs.get("input_names") or list(shapes) or None
     inputs = None if dummy_input is None else _call(model, dummy_input)
     options = {
         "input_names": names,

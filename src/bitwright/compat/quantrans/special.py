@@ -34,12 +34,11 @@ class SpecialLayers(dict[str, Any]):
                 f"special_layers has {len(names)} names in layers_name and {len(types)} dicts in convert_type: "
                 "give one dict for each name"
             )
-        odd = [name for name in names if not isinstance(name, str) or not name]
-        if odd:
-            raise ConfigError(f"special_layers: layers_name must hold names in quotes, not {odd[0]!r}")
-        twice = next((name for name in names if list(names).count(name) > 1), None)
-        if twice is not None:
-            raise ConfigError(f"special_layers names {twice!r} twice")
+        for place, name in enumerate(names):
+            if not isinstance(name, str) or not name:
+                raise ConfigError(f"special_layers: layers_name must hold names in quotes, not {name!r}")
+            if name in names[:place]:
+                raise ConfigError(f"special_layers names {name!r} twice")
         return cls(zip(names, types, strict=True))
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 
 from bitwright.errors import CaptureError, CaptureWarning, ConfigError, UnknownNameError, suggest
 from bitwright.graph.capture.copying import copy_model
@@ -144,14 +144,8 @@ class _Capturing:
         stateful = [path for module, path in paths.items() if module in record.changed]
         self.filled = _named(record.filled, paths)
         root = self._with_weights_computed_once(root, expected)
-        if stateful:  # then the second call's result shows whether the state matters
-            paths = {module: path for path, module in root.named_modules()}
-            with trial_run(root, self.origin):
-                expected = [self._call(root, self.inputs) for _ in range(2)]
-                with trial_run(root) as again:
-                    self._call(root, self.inputs)
-            settled = self.filled.keys() - _named(again.filled, paths).keys()
-            self.memos = {name: self.filled.pop(name) for name in settled}
+        if stateful:
+            expected = self._results_of_two_calls(root)
         reason = self._attempt(root, expected)
         if reason and stateful:
             self.known_islands |= dict.fromkeys(stateful, "it keeps state from call to call")
@@ -159,6 +153,17 @@ class _Capturing:
         if reason:
             self._last_attempt(expected, reason)
         return self.result
+
+    def _results_of_two_calls(self, root: nn.Module) -> list[Any]:
+        """The results of two calls, which show whether state matters; tell memos from what changes at each call."""
+        paths = {module: path for path, module in root.named_modules()}
+        with trial_run(root, self.origin):
+            expected = [self._call(root, self.inputs) for _ in range(2)]
+            with trial_run(root) as again:
+                self._call(root, self.inputs)
+        settled = self.filled.keys() - _named(again.filled, paths).keys()
+        self.memos = {name: self.filled.pop(name) for name in settled}
+        return expected
 
     def _last_attempt(self, expected: list[Any], reason: str) -> None:
         self.result = self._module_by_module(self._fresh(), reason)
@@ -252,14 +257,16 @@ class _Capturing:
         calls = [node for node in tracer.graph.nodes if node.op == "call_module"]
         for node in [n for n in calls if n.target in whole]:
             set_facts(node, leaf=whole[str(node.target)])
-        reached = dict.fromkeys(str(node.target) for node in calls)
-        self._make_islands(module, path, {name: islands[name] for name in reached if name in islands}, inputs)
+        self._make_islands(module, path, islands, calls, inputs)
 
-    def _make_islands(self, module: nn.Module, path: str, islands: dict[str, str], inputs: Inputs) -> None:
-        """Make islands of parts of a module that its graph calls, for the reasons given."""
-        given = first_calls(module, list(islands), inputs, self.origin)
-        for name, reason in islands.items():
-            self._make_island(module.get_submodule(name), _join(path, name), reason, given.get(name))
+    def _make_islands(
+        self, module: nn.Module, path: str, islands: dict[str, str], calls: list[fx.Node], inputs: Inputs
+    ) -> None:
+        """Make islands of those parts of a module that its graph calls."""
+        reached = [name for name in dict.fromkeys(str(node.target) for node in calls) if name in islands]
+        given = first_calls(module, reached, inputs, self.origin)
+        for name in reached:
+            self._make_island(module.get_submodule(name), _join(path, name), islands[name], given.get(name))
 
     def _trace(
         self, module: nn.Module, path: str, inputs: Inputs, islands: dict[str, str], whole: dict[str, str]

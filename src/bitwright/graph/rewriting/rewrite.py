@@ -165,10 +165,7 @@ class _Rewriter:
         taken = tuple(dict.fromkeys(map(node_name, match.key))) if new else ()
         scope = facts(next(iter(replaced))).scope
         for old, made in replaced.items():
-            if isinstance(made, fx.Node):
-                _hand_over(old, made, new)
-            else:
-                _hand_over_parts(old, made, new)
+            _hand_over(old, made, new)
         if new:
             describe_new(self.model, new, scope, taken)
             index.refresh(new)
@@ -199,8 +196,11 @@ def _parts(made: Replacement) -> Sequence[fx.Node | None]:
     return (made,) if isinstance(made, fx.Node) else made
 
 
-def _hand_over(old: fx.Node, made: fx.Node, new: Collection[fx.Node]) -> None:
-    """Make all readers of a node read another one, except those created with it."""
+def _hand_over(old: fx.Node, made: Replacement, new: Collection[fx.Node]) -> None:
+    """Make all readers of a node read what replaces it, except those created with that."""
+    if not isinstance(made, fx.Node):
+        _hand_over_parts(old, made, new)
+        return
     if made in new:
         inherit_facts(old, made)
     old.replace_all_uses_with(made, delete_user_cb=lambda user: user not in new and user is not made)
