@@ -44,3 +44,13 @@ def own_plugins():
 @pytest.fixture(autouse=True)
 def _seeded():
     torch.manual_seed(0)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    """Skip what fails only because OpenVINO crashes, where oneDNN is held to older instructions than the CPU has."""
+    report = yield
+    crash = "OpenVINO then mixes kernels for this CPU and for older ones, and may crash"
+    if report.failed and "ONEDNN_MAX_CPU_ISA" in os.environ and crash in report.longreprtext:
+        report.outcome, report.longrepr = "skipped", (str(item.path), item.location[1], crash)
+    return report

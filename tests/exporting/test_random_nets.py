@@ -10,7 +10,6 @@ from torch import Tensor, nn
 import bitwright as bw
 from bitwright.errors import ExportError
 from bitwright.quantizer import quantizers
-from tests.crashes import skip_crash_of_older_kernels
 from tests.zoo.random_nets import FAMILIES, proving, random_net
 
 RUNTIMES = ["onnxruntime", "openvino"]
@@ -22,7 +21,6 @@ def prove(net: nn.Module, x: Tensor, runtime: str, path: Path) -> None:
     proof, wrong = proving.prove(net.eval(), x, runtime, path)
     if proof is None:
         pytest.skip("nothing of this net runs in integers")
-    skip_crash_of_older_kernels(proof)
     assert not wrong, (net, wrong)
 
 

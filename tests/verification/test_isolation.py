@@ -31,10 +31,12 @@ def runtime(request):
 
 
 @pytest.mark.parametrize("runtime", ["Dying"], indirect=True)
-def test_crash_is_a_finding_with_the_operator(cases, runtime: str) -> None:
+def test_crash_is_a_finding_with_the_operator(cases, runtime: str, monkeypatch) -> None:
+    monkeypatch.setattr(RUNTIMES.get(runtime), "hazards", {"MANPATH": "manuals kill it", "NO_SUCH": "nothing"})
+    monkeypatch.setenv("MANPATH", "/tmp")
     model, file, x = cases["onnxruntime", "attention"]
     proof = bw.verify(model, file, [x], runtimes=[runtime, "onnxruntime"], latency=False)
-    line = "crashed with SIGSEGV; it begins with softmax (Softmax)"
+    line = "crashed with SIGSEGV; MANPATH is set: manuals kill it; it begins with softmax (Softmax)"
     assert proof.ok is False
     assert proof.missed == [f"{runtime}: {line}"]
     assert proof.runtimes[runtime].crash == line

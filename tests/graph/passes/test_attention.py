@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from torch import nn
 
 import bitwright as bw
-from tests.crashes import skip_crash_of_older_kernels
 
 
 class Attend(nn.Module):
@@ -271,7 +270,6 @@ def test_the_file_computes_what_the_simulation_does(backend, kind, tmp_path):
     bw.calibrate(model, [x, torch.randn(4, 5, 6)])
     bw.export(model, tmp_path / "net.onnx")
     proof = bw.verify(model, tmp_path / "net.onnx", [torch.randn(3, 5, 6)], latency=False)
-    skip_crash_of_older_kernels(proof)
     assert proof.ok, str(proof)
 
 

@@ -80,6 +80,7 @@ class Runtime(ABC):
         float32_settings: those that keep float parts from being computed in less than float32.
         by_default: what it does without ``settings`` that they prevent, in words.
         reasons: why an operator of the file cannot run in integers here, by its type.
+        hazards: what environment variables are known to do to it, by their names.
         isolated: whether files run in a child process, so that a crash does not end ours. It applies to the class that
             sets it, which must be at the top level of an importable module, but not to subclasses.
         stands_in: whether it represents a target that is not here: its values count, but not its kernels and speed.
@@ -94,6 +95,7 @@ class Runtime(ABC):
     float32_settings: ClassVar[Mapping[str, str]] = {}
     by_default: ClassVar[str] = ""
     reasons: ClassVar[Mapping[str, str]] = {}
+    hazards: ClassVar[Mapping[str, str]] = {}
     isolated: ClassVar[bool] = False
     stands_in: ClassVar[bool] = False
     timeout: float = 600.0
@@ -204,7 +206,8 @@ class Runtime(ABC):
         try:
             yield
         except RuntimeDied as error:
-            raise RuntimeDied(f"{self.name} {error}") from error
+            set_here = [f"; {name} is set: {what}" for name, what in self.hazards.items() if name in os.environ]
+            raise RuntimeDied(f"{self.name} {error}{''.join(set_here)}") from error
         except BitwrightError:
             raise
         except Exception as error:

@@ -43,6 +43,9 @@ class OpenVino(Runtime):
     }
     settings: Mapping[str, str] = float32_settings
     by_default = "it computes float parts in less than float32, or rounds the inputs of layers with stored integers"
+    hazards: ClassVar[Mapping[str, str]] = {
+        "ONEDNN_MAX_CPU_ISA": "OpenVINO then mixes kernels for this CPU and for older ones, and may crash"
+    }
 
     @property
     def version(self) -> str:
