@@ -53,6 +53,6 @@ def test_openvino_runs_a_ghost_block(tmp_path):
     x = torch.randn(2, 4, 6, 6)
     net = nn.Sequential(Sliced(CUTS["all channels"][0]), nn.ReLU(), nn.Conv2d(8, 4, 3)).eval()
     model = bw.calibrate(bw.prepare(net, x, "openvino"), [x])
-    proof = bw.verify(model, bw.export(model, tmp_path / "m.onnx"), [x], runtimes=["openvino"])
+    proof = bw.verify(model, bw.export(model, tmp_path / "m.onnx"), [x], runtimes=["openvino"], latency=False)
     assert not [line for line in proof.missed if "crashed" in line]
     assert proof.ok
