@@ -129,3 +129,20 @@ def test_a_norm_of_joined_tensors(negative, shared, tmp_path):
     assert (makers[norm.input[0]].op_type == "Max") == negative  # a guard
     plain = [node for node in graph.node if node.op_type == "DequantizeLinear" and len(node.input) == 2]
     assert len([node for node in plain if "bias" not in node.output[0]]) == 2 * inside  # without zero points
+
+
+def test_an_average_of_a_linear_layer_without_bias_keeps_its_scales(tmp_path):
+    """OpenVINO made the layer's scales those of the quantizer after it: 207 steps off."""
+
+    class Pooled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.mix, self.head = nn.Linear(16, 16, bias=False), nn.Linear(16, 3)
+
+        def forward(self, x):
+            return self.head(self.mix(x.transpose(0, 1)).transpose(0, 1).mean(1))
+
+    torch.manual_seed(0)
+    x = torch.randn(2, 6, 16)
+    model = bw.calibrate(bw.prepare(Pooled().eval(), x, "openvino"), [x])
+    assert bw.verify(model, bw.export(model, tmp_path / "pooled.onnx"), [x], runtimes="openvino", latency=False).ok

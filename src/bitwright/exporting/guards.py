@@ -225,11 +225,19 @@ def _same_calls(node: fx.Node) -> list[fx.Node]:
 
 
 def _rounded_average(node: fx.Node, modules: Modules) -> bool:
-    """Whether OpenVINO (2026.4) would round an average or sum that stays float: arithmetic or padding reads it."""
+    """Whether OpenVINO (2026.4) would round an average or sum that stays float, or scale it by other channels' factors.
+
+    It rounds what arithmetic or padding reads. The scales of a linear layer without bias become those of the quantizer
+    after the average.
+    """
     kind = operator_of(node, modules)
     if kind is None or not ("avg_pool" in kind.name or kind.name in ("mean", "sum")):
         return False
-    return not all(isinstance(_module(user, modules), TensorQuantizer) for user in node.users)
+    source = node.args[0]
+    while isinstance(source, fx.Node) and _carries(source, modules):
+        source = source.args[0]
+    of_layer = isinstance(source, fx.Node) and _is_linear(source)
+    return of_layer or not all(isinstance(_module(user, modules), TensorQuantizer) for user in node.users)
 
 
 def _clipped_extreme(node: fx.Node, modules: Modules) -> bool:
