@@ -7,6 +7,7 @@ excepted). ``python -m bitwright.torch_internals`` says what works with the inst
 import functools
 import importlib
 import importlib.util
+import inspect
 import operator
 import sys
 from collections.abc import Callable, Iterator
@@ -169,6 +170,10 @@ NON_REENTRANT_CHECKPOINT = "torch.utils.checkpoint._checkpoint_without_reentrant
 """The generator that wraps a function under ``checkpoint(use_reentrant=False)``, to keep what backward needs."""
 
 
+CHECK, CHECK_TENSOR = "torch._check_with", "torch._check_tensor_all_with"
+"""What ``torch._check`` and its like call with an error's type, a truth (or a tensor of truths) and a message."""
+
+
 def is_enabled(context: torch.autocast) -> bool:
     """Whether an autocast context changes anything. Leans on ``torch.autocast._enabled``."""
     return context._enabled
@@ -186,6 +191,13 @@ def _checkpoint() -> bool:
     """torch.utils.checkpoint wraps functions by a generator."""
     found = find_attribute(NON_REENTRANT_CHECKPOINT)
     return found is not None and callable(getattr(*found))
+
+
+@_check
+def _truths() -> bool:
+    """torch._check and torch._check_tensor_all leave their work to one function each."""
+    found = [getattr(*owner) for path in (CHECK, CHECK_TENSOR) if (owner := find_attribute(path)) is not None]
+    return [list(inspect.signature(f).parameters) for f in found] == [["error_type", "cond", "message"]] * 2
 
 
 # ------------------------------------------------------------------------------------------ torch.compile

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 import torch.utils.checkpoint
 from torch import nn
 
+from bitwright.errors import CaptureError
 from bitwright.graph import capture_model
 from bitwright.nn import QuantConv2d
 from tests.graph.capture.capturing import Doubled, Net, image, prepared
@@ -213,6 +214,18 @@ def by_set_of_sizes(self, x):
     return y if len({t.shape[-1] for t in (x, y)}) == 1 else y * 2
 
 
+def by_asking_what_is_callable(self, x):
+    y, even = self.conv(x), x.shape[2] % 2 == 0
+    return y * 2 if not callable(y) and not callable(even) and callable(y.sum) else y
+
+
+def by_checks(self, x):
+    y = self.conv(x)
+    torch._check(x.shape[2] % 2 == 0, lambda: "an odd height")
+    torch._check_tensor_all(y == y, lambda: f"NaN in {y.sum()}")
+    return y
+
+
 def by_writing_into_a_constant(self, x):
     canvas = torch.zeros(2, 4, 8, 8)
     y = self.conv(x)
@@ -225,7 +238,7 @@ FREE = [
     *(new_zeros, einsum, masked, boolean_index, made_by_pow, compared, by_partial, by_lambda_and_closure),
     *(by_comprehension, by_try, by_generator, by_rearranging, by_function, by_script, by_checkpoint),
     *(by_checkpoint_sequential, by_collections, by_named_tuple, by_meshgrid, by_triangle, by_ceiling),
-    *(by_walrus_and_star, by_type_method, by_set_of_sizes),
+    *(by_walrus_and_star, by_type_method, by_set_of_sizes, by_asking_what_is_callable, by_checks),
 ]
 
 
@@ -239,6 +252,13 @@ def test_a_construct_at_any_size(body):
 @pytest.mark.parametrize("body", [scaled_by_size, by_writing_into_a_constant], ids=lambda f: f.__name__)
 def test_a_construct_at_the_size_of_the_example(body):
     prepared(Net(body), image(2, 8), image(2, 8))
+
+
+@pytest.mark.parametrize("size", [7, 8])
+def test_checks_that_a_model_makes_are_made_by_its_graph(size):
+    captured = capture_model(Net(by_checks).eval(), image(2)).model
+    with pytest.raises(CaptureError, match=r"if at .* gives False" if size == 7 else "its check of data at"):
+        captured(image(2, size) * (1 if size == 7 else torch.nan))
 
 
 def test_what_is_written_into_a_constant_follows_the_data():

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import bitwright as bw
-from bitwright.errors import CaptureError
+from bitwright.errors import CaptureError, CaptureWarning
 from bitwright.graph import capture_model, is_guard
 from tests.graph.capture.capturing import Net, image, prepared
 
@@ -161,21 +161,50 @@ def test_nested_numbers_and_texts_of_the_inputs_are_checked():
 
 @functools.lru_cache
 def ramp(length):
-    return torch.arange(float(length))
+    return torch.arange(length) / 2
 
 
-def test_functions_that_keep_results_keep_no_proxies():
-    def body(self, x):
-        return self.conv(x) + ramp(x.shape[3])
+def kept_in_a_closure(function):
+    keeper = functools.lru_cache(function)
+    return lambda *args: keeper(*args)
 
-    model = Net(body).eval()
-    ramp.cache_clear()
+
+class Ramps:
+    """Where functions that keep results are found: globals, closures, methods."""
+
+    closed = staticmethod(kept_in_a_closure(lambda *lengths: ramp.__wrapped__(lengths[-1])))
+
+    @functools.lru_cache  # noqa: B019
+    def method(self, shape):
+        return ramp.__wrapped__(shape[3])
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [lambda x: ramp(x.shape[3]), lambda x: Ramps.closed(*x.shape), lambda x, own=Ramps(): own.method(x.shape)],  # noqa: B008
+    ids=["global", "closure", "method"],
+)
+def test_functions_that_keep_results_are_traced_and_keep_no_proxies(kept):
+    model = Net(lambda self, x: self.conv(x) + kept(x)).eval()
     quantized = bw.prepare(model, image(2, 8))
-    assert list(bw.ledger_of(quantized).islands) == [""]
+    assert not bw.ledger_of(quantized).islands
     for size in (8, 12):
-        x = image(2, size)
+        x = image(3, size)
         assert torch.equal(quantized(x), model(x))
-        assert type(ramp(size)) is torch.Tensor
+        assert type(kept(x)) is torch.Tensor
+
+
+def test_other_hashes_of_sizes_are_refused():
+    """What keeps results by itself would keep a proxy."""
+    found = {}
+
+    def body(self, x):
+        found.setdefault(x.shape[3], 2.0)
+        return self.conv(x) * found[x.shape[3]]
+
+    with pytest.warns(CaptureWarning, match="unhashable"):
+        bw.prepare(Net(body).eval(), image(2, 8))
+    assert all(type(key) is int for key in found)
 
 
 def test_truths_are_compared_in_python_so_that_exporters_may_vary_the_batch():

@@ -114,6 +114,29 @@ def test_random_numbers():
     assert torch.equal(quantized(x), expected)
 
 
+def test_hooks_that_forward_attaches_once_are_not_attached_again():
+    """As transformers does where hidden states are asked for."""
+
+    class Collecting(Net):
+        def __init__(self):
+            super().__init__(None, attached=False)
+
+        def forward(self, x):
+            seen = []
+            if not self.attached:
+                self.attached = True
+                self.conv.register_forward_hook(lambda *given: self.seen.append(given[-1]))
+            self.seen = seen
+            y = self.conv(x)
+            return torch.cat([y, *seen])
+
+    model, x = Collecting().eval(), image()
+    quantized = bw.prepare(model, x)
+    assert not bw.ledger_of(quantized).islands
+    assert torch.equal(quantized(x), model(x))
+    assert len(model.conv._forward_hooks) == 1
+
+
 def test_what_forward_stores_on_the_model_is_not_a_proxy():
     def body(self, x):
         self.last = self.conv(x)

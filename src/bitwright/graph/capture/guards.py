@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from bitwright.errors import CaptureError, ConfigError
-from bitwright.torch_internals import has_side_effect
+from bitwright.torch_internals import has_side_effect, is_traced
 
 _log = logging.getLogger(__name__)
 
@@ -74,7 +74,14 @@ def check_text(value: Any, captured: Any, reader: str, where: str, module: str =
         _log.warning("%s", _other(value, captured, reader, where, module))
 
 
-_CHECKS = (check_input, check_value, check_truth, check_length, check_keys, check_text)
+@has_side_effect
+def check_data(holds: torch.Tensor, where: str) -> None:
+    """Refuse inputs whose data fails a check of the model's own; compiled models and files leave it out."""
+    if not is_traced(holds) and not holds.all():
+        raise CaptureError(f"the model refuses these inputs: its check of data at {where} fails")
+
+
+_CHECKS = (check_input, check_value, check_truth, check_length, check_keys, check_text, check_data)
 
 
 def is_guard(node: fx.Node) -> bool:

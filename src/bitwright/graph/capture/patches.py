@@ -3,7 +3,7 @@
 To torch's C++ code a proxy is not a tensor. Functions that would look into one there are recorded here instead:
 functions that create tensors from sizes or take sizes, ``torch.autograd.Function.apply``, functions compiled by
 TorchScript.
-``isinstance`` sees the value that a proxy carries.
+``isinstance`` and ``callable`` see the value that a proxy carries.
 
 They replace the originals while any thread records, and only affect threads that do. Each is optional: if this torch
 lacks what one replaces, only that one is left out.
@@ -26,6 +26,8 @@ from bitwright.graph.capture.nesting import holds_proxy
 from bitwright.graph.capture.proxy import ValueProxy
 from bitwright.signals import DelayedSignals
 from bitwright.torch_internals import (
+    CHECK,
+    CHECK_TENSOR,
     NON_REENTRANT_CHECKPOINT,
     find_attribute,
     is_enabled,
@@ -263,6 +265,30 @@ def _is_instance(own: Any) -> Any:
     return is_instance
 
 
+def _is_callable(own: Any) -> Any:
+    return lambda item, /: own(item.__dict__["_value"] if type(item) is ValueProxy else item)
+
+
+def _check_with(own: Any) -> Any:
+    """Make ``torch._check`` compare in Python: it takes nothing but true booleans."""
+
+    def check(kind: Any, cond: Any, message: Any = None) -> None:
+        call_model(own, kind, bool(cond) if type(cond) is ValueProxy else cond, message)
+
+    return check
+
+
+def _check_tensor(own: Any) -> Any:
+    def check(kind: Any, cond: Any, message: Any = None) -> None:
+        tracer = _thread.recording()
+        if tracer is None or type(cond) is not ValueProxy:
+            call_model(own, kind, cond, message)
+        else:
+            tracer.check_data(cond)
+
+    return check
+
+
 def _factory(own: Any) -> Any:
     random = own.__name__ in _RANDOM
     return _recorded_if(own, lambda tracer, given: random or tracer.record_all or holds_proxy(given))
@@ -293,9 +319,12 @@ _RECORD = _Patches(
         "torch.autocast.__enter__": _autocast_enter,
         "torch.jit.ScriptFunction.__call__": _script_call,
         NON_REENTRANT_CHECKPOINT: _checkpoint_generator,
+        CHECK: _check_with,
+        CHECK_TENSOR: _check_tensor,
         **{f"torch.{name}": _factory for name in _FACTORIES},
         **{f"torch.{name}": _sized for name in _SIZED},
         "builtins.isinstance": _is_instance,
+        "builtins.callable": _is_callable,
     }
 )
 

@@ -85,6 +85,10 @@ class ValueProxy(fx.Proxy):
         return other // self, other % self
 
     def __format__(self, spec: str) -> str:
+        """Tensors show no data here, as in ``str()``: their text is meant for people."""
+        value = self.__dict__["_value"]
+        if isinstance(value, torch.Tensor):
+            return repr(self)
         return call_model(format, self._number("format()", check_text), spec)
 
     def __str__(self) -> str:
@@ -123,14 +127,16 @@ class ValueProxy(fx.Proxy):
         return bool(self._computed(operator.contains, item))
 
     def __hash__(self) -> int:
-        """A size may be looked up in a dict or set; but functions that keep results must not keep proxies."""
+        """A size may be looked up in a dict or set; but functions that keep results must not find or keep proxies."""
         value = self.__dict__["_value"]
         if isinstance(value, torch.Tensor):
             return id(self)
         frame = sys._getframe(1)
-        if frame.f_code.co_code[frame.f_lasti] not in _LOOKUPS:
+        if frame.f_code.co_code[frame.f_lasti] in _LOOKUPS:
+            return call_model(hash, value)
+        if not self.tracer.meets_keepers(frame):
             raise Unhashable(f"unhashable: {self!r} stands for a {type(value).__name__} while a model is traced")
-        return call_model(hash, value)
+        return id(self)
 
     def __repr__(self) -> str:
         return f"ValueProxy({self.node.name})"

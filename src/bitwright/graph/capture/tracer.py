@@ -3,14 +3,17 @@
 import enum
 import functools
 import operator
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 import torch
 from torch import fx, nn
 
 from bitwright.graph.capture.failures import Overwritten, Untraceable, call_model, our_place, users_line
-from bitwright.graph.capture.guards import Guard, check_input, check_truth, check_value
+from bitwright.graph.capture.guards import Guard, check_data, check_input, check_truth, check_value
+from bitwright.graph.capture.keepers import forget_proxies, keepers_named_in
 from bitwright.graph.capture.nesting import LITERALS, holds_proxy, plain_tensors, tensors_in
 from bitwright.graph.capture.objects import ConstantObject, construction_of
 from bitwright.graph.capture.patches import recording
@@ -54,6 +57,7 @@ class ValueTracer(fx.Tracer):
         self._paths: dict[nn.Module, str] = {}
         self._names: dict[int, str] = {}
         self._buffers: set[str] = set()
+        self._keepers: set[Any] = set()
         self._memory: dict[fx.Node, frozenset[int]] = {}
         self._containers: dict[fx.Node, Any] = {}
 
@@ -65,7 +69,7 @@ class ValueTracer(fx.Tracer):
         self.graph = fx.Graph()
         self._look_at_modules()
         self._inputs = dict(inputs)
-        with recording(self), torch.enable_grad():
+        with self._forgotten(), recording(self), torch.enable_grad():
             proxies = {name: self._placeholder(name, value, fixed) for name, value in inputs.items()}
             result = call(root.forward, proxies)
             if self._failure is not None:  # and the user's code continued regardless
@@ -76,6 +80,20 @@ class ValueTracer(fx.Tracer):
             self.create_node("output", "output", (arg,), {}, type_expr=None)
         stop_gradients(self.graph)
         return self.graph
+
+    @contextmanager
+    def _forgotten(self) -> Iterator[None]:
+        """Leave no proxies behind in functions that keep results."""
+        try:
+            yield
+        finally:
+            forget_proxies(self._keepers)
+
+    def meets_keepers(self, frame: FrameType) -> bool:
+        """Whether a frame may be calling a function that keeps results, which is noted."""
+        found = keepers_named_in(frame)
+        self._keepers.update(found)
+        return bool(found)
 
     def _look_at_modules(self) -> None:
         """Map every tensor of the model to its name; those that are plain attributes temporarily become buffers."""
@@ -286,6 +304,10 @@ class ValueTracer(fx.Tracer):
         shown = value if type(value) in (bool, int, float, str) else repr(value)
         self.guards[proxy.node, reader] = Guard(proxy.node.name, reader, where, shown)
         self._check(check, (proxy.node, value, reader, where, self._scope[-1]))
+
+    def check_data(self, holds: ValueProxy) -> None:
+        """Record a check of data that the model makes, which decides nothing."""
+        self._check(check_data, (holds.node, users_line()))
 
     def _check(self, check: Callable[..., None], args: tuple[Any, ...]) -> None:
         node = self.create_node("call_function", check, args, {})

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from bitwright.modes import random_numbers_kept
-from bitwright.torch_internals import users_attributes, version_of
+from bitwright.torch_internals import HOOKS, users_attributes, version_of
 
 _KINDS = ("_modules", "_parameters", "_buffers")
 _CONTAINERS = frozenset({list, dict, set, deque})
@@ -33,7 +33,7 @@ class TrialRun:
 
 @contextmanager
 def trial_run(model: nn.Module, origin: Mapping[int, torch.Tensor] | None = None) -> Iterator[TrialRun]:
-    """Restore attributes, buffers, and the contents of modules' lists and dicts, however the run ends.
+    """Restore attributes, buffers, hooks, and the contents of modules' lists and dicts, however the run ends.
 
     One thread at a time: each run begins from the same random numbers.
 
@@ -56,13 +56,14 @@ def trial_run(model: nn.Module, origin: Mapping[int, torch.Tensor] | None = None
 class _State:
     """The state of one module at one time."""
 
-    __slots__ = ("attributes", "containers", "inner", "module", "tensors")
+    __slots__ = ("attributes", "containers", "hooks", "inner", "module", "tensors")
 
     def __init__(self, module: nn.Module, origin: Mapping[int, torch.Tensor]) -> None:
         self.module = module
         self.attributes = attributes = module.__dict__.copy()
         self.inner = [attributes[kind].copy() for kind in _KINDS]
         own = users_attributes(module)
+        self.hooks = {kind: attributes[kind].copy() for kind in HOOKS if attributes.get(kind)}
         self.containers = [(n, *pair) for n, v in own if type(v) in _CONTAINERS for pair in _snapshot(v)]
         held = (*attributes["_buffers"].values(), *(value for _, value in own))
         tensors = [value for value in held if isinstance(value, torch.Tensor)]
@@ -77,6 +78,9 @@ class _State:
             now.clear()
             now.update(self.attributes)
             now.update(zip(_KINDS, self.inner, strict=True))
+        for kind in HOOKS:
+            if kind in self.hooks or now.get(kind):
+                _restore(now[kind], self.hooks.get(kind, {}))
         filled = {name for name, container, held in self.containers if _restore(container, held)}
         for tensor, place, value in self.tensors:
             if _place(tensor) != place:
