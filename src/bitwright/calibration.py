@@ -145,7 +145,7 @@ def as_batches(batches: Iterable[Any]) -> Iterable[Any]:
     return batches
 
 
-def as_inputs(batch: Any, count: int) -> Inputs:  # noqa: ANN401
+def as_inputs(batch: object, count: int) -> Inputs:
     """Read a batch as a call, dropping what a data loader adds after the ``count`` inputs of the model."""
     inputs = Inputs.of(batch)
     return Inputs(inputs.args[:count] if count else inputs.args, inputs.kwargs)

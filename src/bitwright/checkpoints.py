@@ -96,7 +96,7 @@ class Checkpoint:
         return Saved(tensors, data)
 
 
-def digest_of(value: Any) -> str:  # noqa: ANN401
+def digest_of(value: object) -> str:
     """A digest of tensors, and of plain values and containers of these."""
     digest = hashlib.blake2b(digest_size=16)
     _add(digest, value)

@@ -2,7 +2,6 @@
 
 import re
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 
@@ -172,7 +171,7 @@ class QuantSpec:
         """Bits of the number format."""
         return self.format.bits
 
-    def with_(self, **changes: Any) -> "QuantSpec":
+    def with_(self, **changes: object) -> "QuantSpec":
         """Return a copy with some fields changed."""
         return replace(self, **changes)
 

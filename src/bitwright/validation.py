@@ -97,7 +97,7 @@ def read_data(path: Path, what: str) -> Any:  # noqa: ANN401
         raise ConfigError(f"{what} cannot be read: {error}") from error
 
 
-def within_limits(data: Any) -> Any:  # noqa: ANN401
+def within_limits(data: object) -> Any:  # noqa: ANN401
     """Return plain data that is neither too deep nor too much, or raise a ValueError."""
     known: dict[int, tuple[int, int]] = {}  # by id: values inside, levels inside
 

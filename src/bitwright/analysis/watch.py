@@ -24,7 +24,7 @@ class Record:
         self.quantized = False
         self._kept: dict[Meter, deque[Tensor]] = defaultdict(deque)
 
-    def see(self, meter: Meter, value: Any) -> None:  # noqa: ANN401
+    def see(self, meter: Meter, value: object) -> None:
         """Take a result of the current pass."""
         if not isinstance(value, Tensor) or not value.is_floating_point():
             return
@@ -91,7 +91,7 @@ def unchanged(model: nn.Module) -> Generator[None, None, None]:
 
 
 def _hook(module: nn.Module, meter: Meter, record: Record) -> Callable[[], None]:
-    def look(_module: nn.Module, _args: Any, result: Any) -> None:  # noqa: ANN401
+    def look(_module: nn.Module, _args: object, result: object) -> None:
         record.see(meter, result)
 
     return module.register_forward_hook(look).remove
@@ -101,7 +101,7 @@ def _interpreted(region: CapturedModel, watch: _Watch) -> Callable[..., Any]:
     signature = inspect.signature(region.forward)
     inputs = {str(node.target): node.args for node in region.graph.nodes if node.op == "placeholder"}
 
-    def forward(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    def forward(*args: object, **kwargs: object) -> Any:  # noqa: ANN401
         given = bind_to(signature, args, kwargs)
         return watch.run(*(given.get(name, *default) for name, default in inputs.items()))
 

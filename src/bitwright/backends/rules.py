@@ -40,7 +40,7 @@ def _operators(given: object) -> object:
     return given
 
 
-def _matching(pattern: Any) -> list[Any]:  # noqa: ANN401
+def _matching(pattern: object) -> list[Any]:
     found = OPERATORS.names(pattern) if isinstance(pattern, str) and set(pattern) & set("*?[") else []
     return found or [pattern]
 

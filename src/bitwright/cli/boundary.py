@@ -94,7 +94,7 @@ def users_code(what: str) -> Iterator[None]:
 def _terminable() -> Iterator[None]:
     """End on SIGTERM as on SIGINT, with an exception, so that everything is cleaned up."""
 
-    def terminate(*_: Any) -> None:
+    def terminate(*_: object) -> None:
         raise Terminated
 
     if threading.current_thread() is not threading.main_thread():

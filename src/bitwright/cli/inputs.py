@@ -42,7 +42,7 @@ class SizedBatches(Batches):
         return len(self._begin())  # pyrefly: ignore
 
 
-def read_batches(given: Any, name: str) -> Batches:  # noqa: ANN401
+def read_batches(given: object, name: str) -> Batches:
     """Take an iterable, or a function that returns one; a function that yields is called for each pass."""
     found = call_if_function(given, name)
     if not isinstance(found, Iterable) or isinstance(found, str | bytes):
@@ -60,7 +60,7 @@ def read_batches(given: Any, name: str) -> Batches:  # noqa: ANN401
     return SizedBatches(name, lambda: found)
 
 
-def call_if_function(given: Any, name: str) -> Any:  # noqa: ANN401
+def call_if_function(given: object, name: str) -> Any:  # noqa: ANN401
     """Call what the user named, if it can be called."""
     if not callable(given):
         return given
@@ -68,7 +68,7 @@ def call_if_function(given: Any, name: str) -> Any:  # noqa: ANN401
         return given()
 
 
-def cut_to_model(model: "nn.Module", batch: Any) -> Any:  # noqa: ANN401
+def cut_to_model(model: "nn.Module", batch: object) -> Any:  # noqa: ANN401
     """Drop from a batch what follows the inputs that the model needs, such as labels."""
     if not isinstance(batch, tuple | list):
         return batch

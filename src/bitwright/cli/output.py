@@ -22,7 +22,7 @@ def print_json(data: Mapping[str, Any]) -> None:
     typer.echo(json.dumps(_plain(data), indent=2, allow_nan=False))
 
 
-def _plain(value: Any) -> Any:  # noqa: ANN401
+def _plain(value: object) -> Any:  # noqa: ANN401
     """Replace NaN and infinity, which JSON does not have."""
     if isinstance(value, float) and not math.isfinite(value):
         return None

@@ -21,7 +21,7 @@ class DeployedModel(nn.Module):
         super().__init__()
         self._run = run
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    def forward(self, *args: object, **kwargs: object) -> Any:  # noqa: ANN401
         return self._run(*args, **kwargs)
 
 
@@ -38,7 +38,7 @@ def score(evaluate: Callable[[nn.Module], Any], model: nn.Module, name: str, lik
     return numbers
 
 
-def _number(value: Any, name: str) -> float:  # noqa: ANN401
+def _number(value: object, name: str) -> float:
     if hasattr(value, "item"):  # a tensor or a numpy scalar
         with users_code(name):
             value = value.item()

@@ -14,18 +14,18 @@ class ConfigDict(dict[str, Any]):
             return self[name]
         raise AttributeError(f"the config has no {name!r}{suggest(name, [k for k in self if isinstance(k, str)])}")
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         self[name] = value
 
     @classmethod
-    def of(cls, value: Any) -> Any:
+    def of(cls, value: object) -> Any:
         """The same settings, every mapping in them as one of this class."""
         if isinstance(value, Mapping):
             return cls({key: cls.of(item) for key, item in value.items()})
         return type(value)(map(cls.of, value)) if isinstance(value, list | tuple) else value
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> Any:
     """The same settings in plain dicts."""
     if isinstance(value, dict):
         return {key: plain(item) for key, item in value.items()}

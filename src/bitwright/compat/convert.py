@@ -69,7 +69,7 @@ def _stand_in(name: str) -> Any:
     if last[:1].isupper():
         return type(last, (nn.Module,), {"__module__": module})
 
-    def function(*args: Any, **kwargs: Any) -> Any:
+    def function(*args: object, **kwargs: object) -> Any:
         raise ConfigError(f"{name} is your own code: a config is read, not run")
 
     function.__name__ = last
@@ -113,7 +113,7 @@ def _with_objects(extra: dict[str, Any]) -> dict[str, Any]:
     return made
 
 
-def _objects(value: Any) -> Any:
+def _objects(value: object) -> Any:
     """Replace text by what it names, at any depth; ``"torch.nn.Linear, torch.nn.BatchNorm1d"`` is a chain."""
     if isinstance(value, Mapping):
         return {_objects(key): _objects(item) for key, item in value.items()}

@@ -48,12 +48,12 @@ class _Items(dict[Any, Any]):
         self.value = value
         self.asked: dict[Any, torch.Tensor] = {}
 
-    def __deepcopy__(self, memo: Any) -> "_Items":
+    def __deepcopy__(self, memo: object) -> "_Items":
         made = _Items(self.value)
         made.asked = self.asked
         return made
 
-    def __missing__(self, key: Any) -> torch.Tensor:
+    def __missing__(self, key: object) -> torch.Tensor:
         self.asked[key] = self.value
         self[key] = self.value.clone()
         return self[key]

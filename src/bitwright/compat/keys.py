@@ -14,7 +14,7 @@ _MOST = 10  # mistakes in one message
 
 
 @contextmanager
-def translating(where: str, given: Any) -> Iterator[None]:
+def translating(where: str, given: object) -> Iterator[None]:
     """Inside, refuse configs that are too deep or too large, or that no recipe can express."""
     try:
         within_limits(given)
@@ -26,7 +26,7 @@ def translating(where: str, given: Any) -> Iterator[None]:
         raise ConfigError(f"{where} makes a recipe with {mistakes(error, lambda _: [])}") from error
 
 
-def section(where: str, given: Any, known: Iterable[str] | None = None) -> Mapping[Any, Any]:
+def section(where: str, given: object, known: Iterable[str] | None = None) -> Mapping[Any, Any]:
     """``given`` as a mapping (None is an empty one), with only ``known`` keys, if these are given."""
     if given is None:
         return {}
@@ -53,14 +53,14 @@ def check_names(where: str, given: Iterable[str], known: Iterable[str]) -> None:
         raise UnknownNameError(f"{where}: " + "; ".join(lost))
 
 
-def flag(where: str, given: Any) -> bool:
+def flag(where: str, given: object) -> bool:
     """A setting that is True or False."""
     if not isinstance(given, bool):
         raise ConfigError(f"{where} must be True or False, not {shown(given)}")
     return given
 
 
-def number(where: str, given: Any) -> float:
+def number(where: str, given: object) -> float:
     """A finite number, not text."""
     limit = sys.float_info.max
     if isinstance(given, bool) or not isinstance(given, int | float) or not -limit <= given <= limit:
@@ -68,7 +68,7 @@ def number(where: str, given: Any) -> float:
     return float(given)
 
 
-def items(where: str, given: Any) -> list[Any]:
+def items(where: str, given: object) -> list[Any]:
     """A list or tuple as a list; a single thing, as ``(torch.nn.Upsample)`` is, as a list of one."""
     if isinstance(given, Mapping) or given is None:
         raise ConfigError(f"{where} must be a list, not {shown(given)}")

@@ -137,7 +137,7 @@ def _shown(node: ast.AST) -> str:
     return f"'{text if len(text) <= 60 else text[:57] + '…'}'"
 
 
-def attribute(root: Any, path: str, what: str) -> Any:
+def attribute(root: object, path: str, what: str) -> Any:
     """Follow a dotted path from ``root``; a misspelt part is refused with the nearest."""
     for part in path.split("."):
         known: Mapping[str, Any] = {n: None for n in dir(root) if not n.startswith("_")}

@@ -56,7 +56,7 @@ def _place(node: Any) -> tuple[int, int]:
     return node.lineno, node.col_offset
 
 
-def _is_ours(node: Any) -> bool:
+def _is_ours(node: object) -> bool:
     if isinstance(node, ast.Import):
         return any(_root(alias.name) for alias in node.names)
     return isinstance(node, ast.ImportFrom) and not node.level and _root(node.module or "")

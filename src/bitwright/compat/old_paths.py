@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Iterable, Mapping
 from types import ModuleType
-from typing import Any
 
 from bitwright.compat.refused import refuse
 
@@ -29,6 +28,6 @@ def add_paths(
         _attach(home, path, module)
 
 
-def _attach(home: ModuleType, path: str, module: Any) -> None:
+def _attach(home: ModuleType, path: str, module: object) -> None:
     parent, _, last = path.rpartition(".")
     setattr(sys.modules[f"{home.__name__}.{parent}"] if parent else home, last, module)

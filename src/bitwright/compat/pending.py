@@ -37,7 +37,7 @@ class _FirstCall:
         self.then: list[Action] = []
         self.__signature__ = inspect.signature(origin.forward)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         if torch.compiler.is_compiling() or torch.compiler.is_exporting():
             return type(self.model).forward(self.model, *args, **kwargs)
         self.settle(Inputs(args, kwargs))
@@ -87,10 +87,10 @@ class _Pending(nn.Module):
             "or pass example_inputs when preparing it"
         )
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args: object, **kwargs: object) -> Any:
         return self.__dict__[WAITING](*args, **kwargs)
 
-    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
+    def named_parameters(self, *args: object, **kwargs: object) -> Iterator[tuple[str, nn.Parameter]]:
         """Refuse: an optimizer would not train what the quantizers learn."""
         self.__refuse("all its Parameters")
 

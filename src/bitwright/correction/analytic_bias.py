@@ -6,7 +6,7 @@ E[x] is that of the float model (:mod:`bitwright.correction.moments`). Padding c
 layer's whole affine map is compared with the one before any corrector, so a second time changes nothing.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, fx, nn
@@ -80,6 +80,6 @@ def _wish(model: fx.GraphModule, layer: Layer, expected: Expected) -> _Wish | st
     return _Wish(x, _mean(layer, x, *layer.folded_weight()))
 
 
-def _mean(layer: Layer, x: Any, weight: Tensor, bias: Tensor | None) -> Tensor:  # noqa: ANN401
+def _mean(layer: Layer, x: object, weight: Tensor, bias: Tensor | None) -> Tensor:
     """The mean of each channel of a layer's result."""
     return over_channels(layer, layer.compute(x, weight, bias)).double().mean(1)

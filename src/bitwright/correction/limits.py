@@ -59,7 +59,7 @@ class Limit:
         """The name of the tensor that holds the limits."""
         return f"{self.node.target}.high"
 
-    def see(self, _module: nn.Module, _args: Any, result: Tensor) -> None:  # noqa: ANN401
+    def see(self, _module: nn.Module, _args: object, result: Tensor) -> None:
         """Look at the values of all channels: a hook."""
         first = result.detach().movedim(-self.fill.ndim, 0)
         most = first.reshape(len(first), -1).amax(1)

@@ -234,7 +234,7 @@ class _Finder:
             return f"{target} is read by something else"
         return Reader(target, module, weight)
 
-    def _passes(self, node: fx.Node, module: Any, axis: int) -> bool:  # noqa: ANN401
+    def _passes(self, node: fx.Node, module: object, axis: int) -> bool:
         kind = operator_called(node, module)
         if kind is None:
             return False

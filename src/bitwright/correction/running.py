@@ -61,7 +61,7 @@ def first_samples(batches: Iterable[Any], count: int) -> list[Any]:
     return chosen
 
 
-def samples_in(batch: Any) -> int:  # noqa: ANN401
+def samples_in(batch: object) -> int:
     """The samples of a batch: the length of its first tensor."""
     if isinstance(batch, Tensor):
         return len(batch) if batch.ndim else 1
@@ -125,7 +125,7 @@ def outputs_apart(model: nn.Module, original: Original, batches: Iterable[Any]) 
     return apart / max(size, 1e-30)
 
 
-def tensors_in(value: Any) -> list[Tensor]:  # noqa: ANN401
+def tensors_in(value: object) -> list[Tensor]:
     """The floating tensors in a result, however nested."""
     if isinstance(value, Tensor):
         return [value] if value.is_floating_point() else []

@@ -79,7 +79,7 @@ class Deployment:
         return list(_result_names(next(iter(reversed(self.model.graph.nodes))).args[0]))
 
 
-def _result_names(item: Any, path: tuple[str, ...] = ()) -> Iterator[str]:
+def _result_names(item: object, path: tuple[str, ...] = ()) -> Iterator[str]:
     if isinstance(item, dict | tuple | list):
         for key, value in item.items() if isinstance(item, dict) else enumerate(item):
             yield from _result_names(value, (*path, str(key)))

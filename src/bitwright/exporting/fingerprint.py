@@ -90,7 +90,7 @@ def _add_tensor(digest: Any, name: str, tensor: Tensor) -> None:
     digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
 
 
-def text_of(item: Any) -> str:
+def text_of(item: object) -> str:
     """Arguments of a call as text, the same in every process."""
     if isinstance(item, fx.Node):
         return f"%{item.name}"

@@ -69,7 +69,7 @@ class Making:
             return example
         shapes = {id(tensor): self.example[name] for name, tensor in given.items()}
 
-        def resized(x: Any) -> Any:
+        def resized(x: object) -> Any:
             return _resized(x, *shapes[id(x)]) if isinstance(x, Tensor) else x
 
         made: Any = fx.node.map_aggregate((example.args, example.kwargs), resized)
@@ -103,7 +103,7 @@ def _resized(x: Tensor, kind: str, shape: list[int]) -> Tensor:
 _UNKNOWN = object()
 
 
-def _encoded(shapes: Any) -> Any:
+def _encoded(shapes: object) -> Any:
     """Free sizes as JSON holds them, or ``_UNKNOWN``."""
     if shapes is None or isinstance(shapes, bool | int | str):
         return shapes
@@ -116,7 +116,7 @@ def _encoded(shapes: Any) -> Any:
     return _encoded_dim(shapes)
 
 
-def _encoded_dim(size: Any) -> Any:
+def _encoded_dim(size: object) -> Any:
     hint = next((name for name in _HINTS if size == getattr(torch.export.Dim, name)), None)
     if hint is not None:
         return {"hint": hint}
@@ -126,7 +126,7 @@ def _encoded_dim(size: Any) -> Any:
     return _UNKNOWN
 
 
-def _decoded(shapes: Any) -> Any:
+def _decoded(shapes: object) -> Any:
     if isinstance(shapes, list):
         return [_decoded(value) for value in shapes]
     if not isinstance(shapes, dict):

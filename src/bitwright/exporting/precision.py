@@ -47,7 +47,7 @@ def in_float32(model: nn.Module) -> nn.Module:
 def inputs_in(inputs: Inputs, kind: torch.dtype = torch.float32) -> Inputs:
     """The same call with float tensors of one precision."""
 
-    def cast(x: Any) -> Any:
+    def cast(x: object) -> Any:
         return x.to(kind) if isinstance(x, Tensor) and x.is_floating_point() else x
 
     given: Any = fx.node.map_aggregate((inputs.args, inputs.kwargs), cast)
@@ -63,7 +63,7 @@ def drop_idle_casts(model: CapturedModel) -> None:
             model.graph.erase_node(node)
 
 
-def _float32(value: Any) -> Any:
+def _float32(value: object) -> Any:
     if isinstance(value, float) and math.isfinite(value):
         return max(-_LARGEST, min(value, _LARGEST))  # a mask may hold the lowest double, which must stay finite
     return torch.float32 if isinstance(value, torch.dtype) and value in _OTHERS else value

@@ -98,7 +98,7 @@ class WishedSizes:
         names: the user's names for the sizes.
     """
 
-    def __init__(self, twin: nn.Module, inputs: Inputs, wished: Any) -> None:
+    def __init__(self, twin: nn.Module, inputs: Inputs, wished: object) -> None:
         self.names: Names = {}
         bound = bind_inputs(twin, inputs.args, inputs.kwargs)
         given = _by_argument(wished, list(bound))
@@ -126,7 +126,7 @@ class WishedSizes:
             return type(value)(self._shape(item, part, f"{place}_{i}") for i, (item, part) in items)
         return None
 
-    def _size(self, size: Any, place: str, axis: int) -> Any:
+    def _size(self, size: object, place: str, axis: int) -> Any:
         name = size if isinstance(size, str) else getattr(size, "__name__", "")
         if isinstance(size, str) and not size.isidentifier():
             raise ConfigError(f"dynamic_shapes calls axis {axis} of {place!r} {size!r}, which is not an identifier")
@@ -135,7 +135,7 @@ class WishedSizes:
         return torch.export.Dim.DYNAMIC if isinstance(size, str) else size
 
 
-def _by_argument(wished: Any, arguments: list[str]) -> dict[str, Any]:
+def _by_argument(wished: object, arguments: list[str]) -> dict[str, Any]:
     """The shapes of arguments by their names; those that are not mentioned are fixed."""
     if isinstance(wished, Mapping):
         unknown = [name for name in wished if name not in arguments]
@@ -154,7 +154,7 @@ def _by_argument(wished: Any, arguments: list[str]) -> dict[str, Any]:
     return dict(zip(arguments, wished, strict=False))
 
 
-def _axes(value: Tensor, shape: Any, place: str) -> Iterator[tuple[int, Any]]:
+def _axes(value: Tensor, shape: object, place: str) -> Iterator[tuple[int, Any]]:
     """The axes of a tensor with a size that the user set."""
     if not isinstance(shape, Mapping | tuple | list | None):
         raise ConfigError(f"dynamic_shapes has {shape!r} for {place!r}: give {{axis: size}} or a list of sizes")
@@ -180,7 +180,7 @@ def _doubled(value: Any, shape: Any) -> Any:
     return value
 
 
-def _map(value: Any, function: Callable[[Tensor], Any], other: Callable[[Any], Any] = lambda v: v) -> Any:
+def _map(value: object, function: Callable[[Tensor], Any], other: Callable[[Any], Any] = lambda v: v) -> Any:
     """Apply a function to all tensors of inputs, and another to everything else."""
     if isinstance(value, Tensor):
         return function(value)

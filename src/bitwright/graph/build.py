@@ -34,19 +34,21 @@ class NodeBuilder:
     def function(
         self,
         target: Callable[..., Any],
-        *args: Any,
+        *args: object,
         name: str | None = None,
         like: fx.Node | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> fx.Node:
         """Call a function; with ``like``, a node with a result of the same shape and type, it is not run."""
         return self._add("call_function", target, args, kwargs, name, like)
 
-    def method(self, target: str, *args: Any, name: str | None = None, **kwargs: Any) -> fx.Node:
+    def method(self, target: str, *args: object, name: str | None = None, **kwargs: object) -> fx.Node:
         """Call a method of a tensor, the first of ``args``."""
         return self._add("call_method", target, args, kwargs, name)
 
-    def module(self, module: nn.Module, *args: Any, name: str, like: fx.Node | None = None, **kwargs: Any) -> fx.Node:
+    def module(
+        self, module: nn.Module, *args: object, name: str, like: fx.Node | None = None, **kwargs: object
+    ) -> fx.Node:
         """Add a module without state to the model, and call it.
 
         ``like`` is a node with a result of the same shape and type, if that is known: the module is not run then.
@@ -98,12 +100,12 @@ def _value_if_known(evaluate: ZerosEvaluator, node: fx.Node) -> Any:
     return value
 
 
-def argument(node: fx.Node, position: int, name: str, default: Any = None) -> Any:
+def argument(node: fx.Node, position: int, name: str, default: object = None) -> Any:
     """An argument of a call, given by position or by name."""
     return node.kwargs.get(name, node.args[position] if len(node.args) > position else default)
 
 
-def replace(node: fx.Node, by: Any) -> None:
+def replace(node: fx.Node, by: object) -> None:
     """Make all users of a node read another node, a value or a tuple of nodes, and remove the node from its graph."""
     for user in list(node.users):
         put_in_place(user, node, by)

@@ -28,7 +28,7 @@ def runner(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
     return run
 
 
-def difference(before: Any, after: Any, tolerance: float = 0.0, where: str = "the output") -> str:
+def difference(before: object, after: object, tolerance: float = 0.0, where: str = "the output") -> str:
     """Say where two results of any nesting differ, or return nothing; NaN equals NaN.
 
     All sequences are alike, and so are all mappings. ``tolerance`` is a share of the largest earlier value.
@@ -46,7 +46,7 @@ def difference(before: Any, after: Any, tolerance: float = 0.0, where: str = "th
     return next(filter(None, (difference(items[k], others[k], tolerance, f"{where}[{k!r}]") for k in items)), "")
 
 
-def _items(value: Any) -> dict[Any, Any] | None:
+def _items(value: object) -> dict[Any, Any] | None:
     """The parts of a container or an object, or None if it has none or compares as a whole."""
     if isinstance(value, Mapping):
         return dict(value)
@@ -58,7 +58,7 @@ def _items(value: Any) -> dict[Any, Any] | None:
     return vars(value) if by_parts and hasattr(value, "__dict__") else None
 
 
-def _equal(a: Any, b: Any) -> bool:
+def _equal(a: object, b: object) -> bool:
     return bool(a == b or (a != a and b != b))  # NaN
 
 
@@ -79,7 +79,7 @@ def _of_tensors(before: Tensor, after: Tensor, tolerance: float, where: str) -> 
     return f"{where} differs by {furthest:.3g}, its largest value being {largest:.3g} (allowed: {tolerance:g} of it)"
 
 
-def _describe(value: Any) -> str:
+def _describe(value: object) -> str:
     if not isinstance(value, Tensor):
         return f"a {type(value).__name__}"
     layout = "" if value.layout is torch.strided else f" {value.layout}".replace("torch.", "")

@@ -44,7 +44,7 @@ def writes(node: fx.Node, model: nn.Module) -> bool:
     return node.target in WRITERS or twin(node.target) is not None or inplace_argument(node) is not None
 
 
-def twin(function: Any) -> Callable[..., Any] | None:
+def twin(function: object) -> Callable[..., Any] | None:
     """``torch.relu`` for ``torch.relu_``."""
     name = getattr(function, "__name__", "")
     if not ends_in_one_underscore(name):
@@ -148,6 +148,6 @@ def remove_unused(model: fx.GraphModule, nodes: Iterable[fx.Node], *, replaced: 
             waiting += before
 
 
-def _is_from(thing: Any, homes: tuple[str, ...]) -> bool:
+def _is_from(thing: object, homes: tuple[str, ...]) -> bool:
     home = getattr(thing, "__module__", None) or type(thing).__module__
     return any(home == h or home.startswith(h + ".") for h in homes)

@@ -90,7 +90,7 @@ def _step(model: nn.Module, node: fx.Node, place: dict[fx.Node, int]) -> tuple[A
     return None, node.target, args, kwargs
 
 
-def _put_in(item: Any, values: list[Any]) -> Any:
+def _put_in(item: object, values: list[Any]) -> Any:
     if isinstance(item, _Place):
         return values[item.index]
     if isinstance(item, tuple | list):

@@ -23,7 +23,7 @@ class Inputs:
     kwargs: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, example: Any) -> "Inputs":
+    def of(cls, example: object) -> "Inputs":
         """Read a tensor, a tuple or list of arguments, or a dict of keyword arguments."""
         if isinstance(example, Inputs):
             return example
@@ -110,7 +110,7 @@ def flat_inputs(model: nn.Module, inputs: Inputs) -> dict[str, torch.Tensor]:
     """The tensors of a call in the order that exporters list them; one inside ``x[1]["a"]`` is named ``x_1_a``."""
     found: dict[str, torch.Tensor] = {}
 
-    def add(name: str, value: Any) -> None:
+    def add(name: str, value: object) -> None:
         if isinstance(value, torch.Tensor):
             found[name] = value
         elif isinstance(value, Mapping):
@@ -137,7 +137,7 @@ def caller(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
     return call
 
 
-def _describe(value: Any) -> str:
+def _describe(value: object) -> str:
     if isinstance(value, torch.Tensor):
         return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
     if isinstance(value, np.ndarray):

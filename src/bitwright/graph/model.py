@@ -78,10 +78,10 @@ class CapturedModel(fx.GraphModule):
     def __init__(self, root: nn.Module, graph: fx.Graph, class_name: str = "CapturedModel") -> None:
         fx.GraphModule.__init__(self, root, graph, class_name)
 
-    def __init_subclass__(cls, **options: Any) -> None:
+    def __init_subclass__(cls, **options: object) -> None:
         """Hide the subclasses created here from the user's class, which may keep a list of its subclasses."""
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         """Run the graph; arguments that the example inputs left out may only have forward's own defaults."""
         origin = self.__dict__["_origin"]
         for name in [n for n in kwargs if n not in origin.inputs]:
@@ -160,7 +160,7 @@ def _on_users_children(method: Callable[..., Any], users: type[nn.Module]) -> Ca
     """A method of a container, such as ``__len__``, that does not see what Bitwright added to the model."""
 
     @functools.wraps(method)
-    def call(self: CapturedModel, *args: Any) -> Any:
+    def call(self: CapturedModel, *args: object) -> Any:
         seen = object.__new__(users)
         members = {name: self._modules[name] for name in self.__dict__["_origin"].children}
         seen.__dict__.update(self.__dict__, _modules=members)

@@ -15,7 +15,7 @@ from bitwright.quantizer import QuantDescriptor, TensorQuantizer
 class _Single(QuantInputMixin, nn.Module):
     gives_way = True
 
-    def __init__(self, **kwargs: Any) -> None:
+    def __init__(self, **kwargs: object) -> None:
         nn.Module.__init__(self)
         self.init_quantizer(pop_quant_desc_in_kwargs(type(self), input_only=True, **kwargs))
 
@@ -33,7 +33,7 @@ class _Pair(_Single):
         super().init_quantizer(quant_desc_input)
         self._other_quantizer = self.build_quantizer(quant_desc_input, "quant_desc_input")
 
-    def pair(self, input: Any, other: Any) -> tuple[Any, Any]:  # noqa: ANN401
+    def pair(self, input: object, other: object) -> tuple[Any, Any]:
         """Quantize whichever of the two are tensors."""
         first = self.input_quantizer(input) if isinstance(input, Tensor) else input
         return first, self.other_quantizer(other) if isinstance(other, Tensor) else other

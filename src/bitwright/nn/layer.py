@@ -149,7 +149,7 @@ class QuantLayer(TakesDescriptors, QuantMixin):
             bias = rounded_bias(bias, scale)
         return self.weight_quantizer(weight), bias
 
-    def forward(self, input: Tensor, *args: Any, call: int = 0, **kwargs: Any) -> Tensor:
+    def forward(self, input: Tensor, *args: object, call: int = 0, **kwargs: object) -> Tensor:
         if not self.weight_quantizer.quantizes:
             return self._forward_float(input, *args, **kwargs)
         x = self.arrange(self.calls[call](input))
@@ -159,7 +159,7 @@ class QuantLayer(TakesDescriptors, QuantMixin):
             out = self.compute(x, *constants, *args, **kwargs)
         return apply_all(self.after, out) if by_batch else out
 
-    def _forward_float(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    def _forward_float(self, input: Tensor, *args: object, **kwargs: object) -> Tensor:
         x = self.arrange(self.input_quantizer(apply_all(self.before, input)))
         if self.weight_quantizer.observes:
             self.weight_quantizer(self.folded_weight()[0])

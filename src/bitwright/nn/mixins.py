@@ -151,7 +151,7 @@ def _descriptor(value: object, name: str) -> QuantDescriptor:
     return cast("QuantDescriptor", value)
 
 
-def pop_quant_desc_in_kwargs(quant_cls: type[Any], input_only: bool = False, **kwargs: Any) -> Any:  # noqa: ANN401
+def pop_quant_desc_in_kwargs(quant_cls: type[Any], input_only: bool = False, **kwargs: object) -> Any:  # noqa: ANN401
     """Read the descriptors from ``kwargs``; one that is missing or None is the default of ``quant_cls``.
 
     Anything else that is left in ``kwargs`` is a TypeError. With ``input_only``, return the input's alone.
@@ -168,7 +168,7 @@ class TakesDescriptors:
     descriptors: ClassVar[tuple[str, ...]]
     init_quantizer: Callable[..., None]
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: object, **kwargs: object) -> None:
         cls = type(self)
         original = next(c for c in cls.__mro__ if c.__module__.startswith("torch.nn"))
         own = list(inspect.signature(original.__init__).parameters.values())[1:]

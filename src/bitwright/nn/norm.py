@@ -75,5 +75,5 @@ def _norms(model: nn.Module) -> list[Any]:
     return list(found)
 
 
-def _stay_in_eval(norm: nn.Module, _: Any) -> None:  # noqa: ANN401
+def _stay_in_eval(norm: nn.Module, _: object) -> None:
     norm.eval()

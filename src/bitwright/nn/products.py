@@ -172,10 +172,10 @@ def linear_as_written(
     return follow(layout.to_output(), result)
 
 
-def deployed_function(function: Any) -> Any:  # noqa: ANN401
+def deployed_function(function: object) -> Any:  # noqa: ANN401
     """The function that a deployed model computes instead."""
     return _plain if function is linear_as_written else function
 
 
-def _plain(input: Tensor, weight: Tensor, bias: Tensor | None = None, **_: Any) -> Tensor:
+def _plain(input: Tensor, weight: Tensor, bias: Tensor | None = None, **_: object) -> Tensor:
     return F.linear(input, weight, bias)

@@ -28,7 +28,7 @@ def active(quantizer: Any) -> bool:  # noqa: ANN401
     return getattr(quantizer, "quantizes", True) or quantizer.observes
 
 
-def ranged(quantizer: Any) -> bool:  # noqa: ANN401
+def ranged(quantizer: object) -> bool:
     """Whether tensors can be quantized one by one; if not, a step's input and hidden state share one range."""
     return not active(quantizer) or getattr(quantizer, "calibrated", True)
 
@@ -123,7 +123,7 @@ class _Recurrent(TakesDescriptors, QuantMixin, nn.RNNBase):
         out = out.reshape(steps, batch, -1)
         return out.transpose(0, 1) if self.batch_first else out, end
 
-    def _over_packed(self, input: PackedSequence, hx: Any) -> tuple[PackedSequence, State]:  # noqa: ANN401
+    def _over_packed(self, input: PackedSequence, hx: object) -> tuple[PackedSequence, State]:
         data, batch_sizes, order, back = input
         sizes = batch_sizes.tolist()
         start = self.start(hx, sizes[0], data)

@@ -75,7 +75,7 @@ def unregister_qmodule(cls: type[nn.Module]) -> None:
             del QMODULES[source]
 
 
-def qmodule_for(source: Any) -> type[Any] | None:  # noqa: ANN401
+def qmodule_for(source: object) -> type[Any] | None:
     """The class that serves a module class, function or method name, if any."""
     load_plugins()
     found = _FOR_NOW.get().get(source) or QMODULES.get(source)
@@ -138,7 +138,7 @@ def list_qmodules() -> dict[str, list[str]]:
     return table
 
 
-def _name(source: Any) -> str:  # noqa: ANN401
+def _name(source: object) -> str:
     return f"Tensor.{source}" if isinstance(source, str) else getattr(source, "__name__", str(source))
 
 

@@ -46,7 +46,7 @@ class Fused:
         options: further options of the compiler (``torch._inductor.config``).
     """
 
-    def __init__(self, function: Callable[..., Any], *, exact: bool = True, **options: Any) -> None:
+    def __init__(self, function: Callable[..., Any], *, exact: bool = True, **options: object) -> None:
         self.eager = function
         self.exact = exact
         self._options = options
@@ -56,7 +56,7 @@ class Fused:
         self._work = 0
         _made.append(self)
 
-    def __call__(self, x: Tensor, *args: Any) -> Any:  # noqa: ANN401
+    def __call__(self, x: Tensor, *args: object) -> Any:  # noqa: ANN401
         """Apply the function to a canonical view ``x`` and its parameters."""
         if not self._worth_compiling(x):
             return self.eager(x, *args)
@@ -142,7 +142,7 @@ def _constant(value: object) -> Hashable:
     return type(value) if isinstance(value, int) and value not in (0, 1) else (type(value), value)
 
 
-def _detached(kernel: Callable[..., Any], *args: Any) -> Any:  # noqa: ANN401
+def _detached(kernel: Callable[..., Any], *args: object) -> Any:  # noqa: ANN401
     # Detached, a view does not know the tensor it is a view of: torch.compile would recompile for its strides.
     return kernel(*[a.detach() if isinstance(a, Tensor) else a for a in args])
 

@@ -58,7 +58,7 @@ def kernel_operator(name: str, values: Fused, gradients: Fused | None, learned: 
     return getattr(torch.ops.bitwright, name)
 
 
-def apply_kernel(kernel: Fused, x: Tensor, *params: Any, axis: int | None, group: int | None) -> Tensor:
+def apply_kernel(kernel: Fused, x: Tensor, *params: object, axis: int | None, group: int | None) -> Tensor:
     """Apply a kernel to ``x`` and its parameters, without a gradient."""
     if not x.numel():
         return x.clone()
@@ -86,7 +86,7 @@ class _Operator:
             [*(f"{_SCHEMA_TYPES.get(kind, 'Tensor')} {name}" for name, kind in kinds.items()), *tail]
         )
 
-    def forward(self, x: Tensor, *args: Any) -> Tensor:
+    def forward(self, x: Tensor, *args: object) -> Tensor:
         if not x.numel():
             return x.clone()
         args = self.complete(args)

@@ -11,8 +11,6 @@ the axis.
 NaN stays NaN, so it shows, and infinities saturate; neither gets a gradient. No integer stands for NaN.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -74,12 +72,12 @@ LIBRARY.impl("dequantize", _dequantize, "CompositeExplicitAutograd")
 
 
 @torch.library.register_fake("bitwright::quantize", lib=LIBRARY)
-def _(x: Tensor, *args: Any, dtype: torch.dtype, **kwargs: Any) -> Tensor:
+def _(x: Tensor, *args: object, dtype: torch.dtype, **kwargs: object) -> Tensor:
     return torch.empty_like(x, dtype=dtype)
 
 
 @torch.library.register_fake("bitwright::dequantize", lib=LIBRARY)
-def _(q: Tensor, scale: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+def _(q: Tensor, scale: Tensor, *args: object, **kwargs: object) -> Tensor:
     return torch.empty_like(q, dtype=scale.dtype)
 
 

@@ -47,7 +47,7 @@ class Observer(ABC):
     batch: int | None = None
     kept: tuple[str, ...] = ()
 
-    def __new__(cls, *args: Any, **options: Any) -> Self:
+    def __new__(cls, *args: object, **options: object) -> Self:
         if missing := sorted(cls.__abstractmethods__):
             lack = " and ".join(missing)
             raise ConfigError(f"observer {cls.__name__} does not define {lack}: see docs/how-to/custom-observer.md")

@@ -95,7 +95,7 @@ def prepare(
 @gc_paused()
 def prepare_resolved(
     model: nn.Module,
-    example_inputs: Any,  # noqa: ANN401
+    example_inputs: object,
     recipe: Recipe,
     backend: Backend,
     concrete_args: Mapping[str, Any] | None = None,

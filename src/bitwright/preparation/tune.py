@@ -26,7 +26,7 @@ def check_tuning(tune: str | None, backend: Backend) -> None:
 def tuned(
     tune: str | None,
     model: nn.Module,
-    example_inputs: Any,  # noqa: ANN401
+    example_inputs: object,
     recipe: Recipe,
     backend: Backend,
     concrete_args: Mapping[str, Any] | None,

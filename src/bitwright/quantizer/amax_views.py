@@ -55,7 +55,7 @@ class AmaxViews(StoredRange):
         """Quantize in that many bits from now on, as Sparsebit says it."""
         self.num_bits = bit
 
-    def _describe(self, **changes: Any) -> None:
+    def _describe(self, **changes: object) -> None:
         now = QuantDescriptor(self.num_bits, unsigned=self.unsigned, narrow_range=self.narrow_range)
         spec = now.with_(**changes).spec
         self.change_spec(self.spec.with_(format=spec.format, narrow=spec.narrow))
@@ -93,7 +93,7 @@ class AmaxViews(StoredRange):
         return hi if self.spec.symmetric else torch.maximum(-lo, hi)
 
     @amax.setter
-    def amax(self, value: Any) -> None:  # noqa: ANN401
+    def amax(self, value: object) -> None:
         if value is None:
             _log.error("Setting amax to None is meaningless; the quantizer keeps its range")
             return
@@ -126,7 +126,7 @@ class AmaxViews(StoredRange):
         return self._buffers.get("_pre_quant_scale")
 
     @pre_quant_scale.setter
-    def pre_quant_scale(self, value: Any) -> None:  # noqa: ANN401
+    def pre_quant_scale(self, value: object) -> None:
         remove_pre_hook(self, _multiply)
         self._put("_pre_quant_scale", None if value is None else torch.as_tensor(value).detach().float().clone())
         if value is not None:
@@ -140,7 +140,7 @@ class AmaxViews(StoredRange):
     def _calibrator(self, value: Calibrator | None) -> None:
         self.observer = NoObserver(self.spec) if value is None else value
 
-    def load_calib_amax(self, *args: Any, strict: bool = True, **kwargs: Any) -> None:
+    def load_calib_amax(self, *args: object, strict: bool = True, **kwargs: object) -> None:
         """Take amax from the calibrator.
 
         Args:

@@ -157,7 +157,7 @@ class QuantDescriptor:
         return " ".join([*words, *["learned"] * self.learn_amax, self.calib_method])
 
 
-def _bits(given: Any) -> int | tuple[int, int]:  # noqa: ANN401
+def _bits(given: object) -> int | tuple[int, int]:
     if isinstance(given, tuple | list):
         if tuple(given) not in BY_BITS:
             raise TypeError(f"num_bits of fp8 must be (4, 3) or (5, 2), not {tuple(given)}")
@@ -169,7 +169,7 @@ def _bits(given: Any) -> int | tuple[int, int]:  # noqa: ANN401
     return int(given)
 
 
-def _name(given: Any) -> str | None:  # noqa: ANN401
+def _name(given: object) -> str | None:
     if given is not None and not isinstance(given, str):
         raise TypeError(f"name must be a string or None, not {given!r}")
     return given
@@ -185,7 +185,7 @@ def _axis(given: Any) -> int | tuple[int, ...] | None:  # noqa: ANN401
     return (axes or None) if isinstance(given, tuple | list) else next(iter(axes), None)
 
 
-def _amax(given: Any) -> np.ndarray:  # noqa: ANN401
+def _amax(given: object) -> np.ndarray:
     try:
         array = np.array(given.tolist() if isinstance(given, torch.Tensor) else given, dtype=np.float32)
     except (TypeError, ValueError):
@@ -198,7 +198,7 @@ def _amax(given: Any) -> np.ndarray:  # noqa: ANN401
     return array
 
 
-def _factor(given: Any) -> float:  # noqa: ANN401
+def _factor(given: object) -> float:
     if isinstance(given, bool) or not isinstance(given, int | float | np.number):
         raise TypeError(f"scale_amax must be a number, not {given!r}")
     if not 0 < float(given) < float("inf"):

@@ -126,7 +126,7 @@ def _hint(match: str, known: list[RuleTarget]) -> str:
     return suggest(match, choices.get(match.partition(":")[0], names))
 
 
-def _read(source: Any) -> tuple[str, Any]:  # noqa: ANN401
+def _read(source: object) -> tuple[str, Any]:
     """The name of a source in messages, and its data."""
     if isinstance(source, str) and "\n" in source:
         try:

@@ -89,7 +89,7 @@ class BlockProgress:
             self._value_file(name).path.unlink(missing_ok=True)
         self._held = set(names)
 
-    def _keep_value(self, node: fx.Node, batch: int, value: Any) -> str:  # noqa: ANN401
+    def _keep_value(self, node: fx.Node, batch: int, value: object) -> str:
         name = f"{self._numbers[node]}-{batch:06}"
         if name not in self._held:
             tensors: dict[str, Tensor] = {}

@@ -94,7 +94,7 @@ def _pack_tensor(span: Tensor, size: torch.Size, stride: tuple[int, ...], tensor
     return {"tensor": name, "dtype": dtype, "size": [*size], "stride": [*stride], "device": str(span.device)}
 
 
-def unpack(data: Any, tensors: Mapping[str, Tensor]) -> Any:  # noqa: ANN401
+def unpack(data: object, tensors: Mapping[str, Tensor]) -> Any:  # noqa: ANN401
     """Undo :func:`pack`; the tensors are new ones."""
     if not isinstance(data, dict):
         return data

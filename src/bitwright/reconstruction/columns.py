@@ -61,7 +61,7 @@ class Column:
         self._path: Path | None = None
         self._device: torch.device | None = None
 
-    def append(self, value: Any) -> None:  # noqa: ANN401
+    def append(self, value: object) -> None:
         """Add the value for the next batch."""
         number = len(self.values)
         if isinstance(value, Tensor):

@@ -69,7 +69,7 @@ class Flow:
         quantized, exact = ([side[node] for node in unit.inputs] for side in (self.quantized, self.exact))
         chosen = [i for i, node in enumerate(unit.outputs) if node in self.targets(number)]
 
-        def in_float(*values: Any) -> list[Any]:
+        def in_float(*values: object) -> list[Any]:
             with torch.no_grad(), switched_off(self.quantizers):
                 results = self.float_calls[number](*values)
             return [results[i] for i in chosen]
@@ -133,7 +133,7 @@ class Flow:
         return column
 
 
-def _leaf(value: Any) -> Any:  # noqa: ANN401
+def _leaf(value: object) -> Any:  # noqa: ANN401
     """A tensor that requires a gradient, unless something before it already does."""
     if isinstance(value, torch.Tensor) and value.is_floating_point() and not value.requires_grad:
         return value.detach().requires_grad_()

@@ -32,7 +32,7 @@ class Rest:
         targets: Sequence[fx.Node],
         ends: Sequence[fx.Node],
         sides: tuple[Mapping[fx.Node, Column], Mapping[fx.Node, Column]],
-        columns: Any,  # noqa: ANN401
+        columns: object,
     ) -> None:
         self.units, self.quantizers, self.targets = units, quantizers, tuple(targets)
         made = {node for unit, _ in units for node in unit.outputs} | set(targets)

@@ -345,7 +345,7 @@ class _Chosen(nn.Module):
         super().__init__()
         self.call, self.chosen = call, chosen
 
-    def forward(self, *values: Any) -> list[Any]:
+    def forward(self, *values: object) -> list[Any]:
         results = self.call(*values)
         return [results[i] for i in self.chosen]
 

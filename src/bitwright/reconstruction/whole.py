@@ -2,7 +2,6 @@
 
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -24,7 +23,7 @@ class _Flat(nn.Module):
         self.names = list(bind_inputs(model, example.args, example.kwargs))
         self._call = caller(model, example.args, example.kwargs)
 
-    def forward(self, *values: Any) -> tuple[Tensor, ...]:
+    def forward(self, *values: object) -> tuple[Tensor, ...]:
         return tuple(tensors_in(self._call(self.model, dict(zip(self.names, values, strict=True)))))
 
 
@@ -44,7 +43,7 @@ def graph_of(model: nn.Module, example: Inputs) -> fx.GraphModule:
     return fx.GraphModule({"flat": flat}, graph)
 
 
-def tensors_in(value: Any) -> list[Tensor]:  # noqa: ANN401
+def tensors_in(value: object) -> list[Tensor]:
     """The tensors in a result, in order."""
     if isinstance(value, Tensor):
         return [value]

@@ -158,7 +158,7 @@ def _versions(proof: Proof | None) -> dict[str, str]:
     return versions | {"Python": platform.python_version(), "machine": platform.machine()}
 
 
-def _render(**context: Any) -> str:  # the template is strict: a name it does not find is an error
+def _render(**context: object) -> str:  # the template is strict: a name it does not find is an error
     files = resources.files("bitwright.reporting")
     style, script = (files.joinpath(name).read_text("utf-8") for name in ("style.css", "script.js"))
     environment = jinja2.Environment(

@@ -12,7 +12,7 @@ from bitwright.spec import QuantSpec
 from bitwright.validation import Strict
 
 
-def to_data(value: Any) -> Any:  # noqa: ANN401
+def to_data(value: object) -> Any:  # noqa: ANN401
     """A backend, or a part of one, as plain data for :func:`from_data`, the same in every process."""
     if isinstance(value, Strict):
         return {name: to_data(getattr(value, name)) for name in type(value).model_fields}

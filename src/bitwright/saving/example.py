@@ -125,7 +125,7 @@ def dtype_of(described: TensorLike) -> torch.dtype:
     return found
 
 
-def tensors_of(value: Any) -> list[Tensor]:  # noqa: ANN401
+def tensors_of(value: object) -> list[Tensor]:
     """The tensors in example inputs, in order."""
     if isinstance(value, Tensor):
         return [value]

@@ -156,7 +156,7 @@ def _read(path: Path) -> dict[str, Tensor]:
         raise SaveError(f"{str(path)!r} cannot be read: {error}") from error
 
 
-def _built(factory: Any) -> nn.Module:  # noqa: ANN401
+def _built(factory: object) -> nn.Module:
     if not callable(factory):
         raise SaveError(f"load needs the float model, or a function that builds it, not {type(factory).__name__}")
     built = factory()
@@ -177,7 +177,7 @@ def _with_weights(model: nn.Module, file: Path) -> nn.Module:
         ) from error
 
 
-def _example(files: _Files, given: Any) -> Any:  # noqa: ANN401
+def _example(files: _Files, given: object) -> Any:  # noqa: ANN401
     """The inputs to capture with: those given, those stored, or some made up."""
     manifest, stored = files.manifest, files.example
     if given is not None:
@@ -205,7 +205,7 @@ def _unlike(given: Any, saved: Any) -> str:  # noqa: ANN401
     return "" if given == saved else f"{given.value!r}, not {saved.value!r}" if given.kind == "value" else ""
 
 
-def _prepared(files: _Files, model: nn.Module, inputs: Any, backend: Backend) -> nn.Module:  # noqa: ANN401
+def _prepared(files: _Files, model: nn.Module, inputs: object, backend: Backend) -> nn.Module:
     manifest = files.manifest
     try:
         fixed = make(manifest.concrete_args) or None
@@ -217,7 +217,7 @@ def _prepared(files: _Files, model: nn.Module, inputs: Any, backend: Backend) ->
         ) from error
 
 
-def _swapped(files: _Files, model: nn.Module, inputs: Any, backend: Backend) -> nn.Module:  # noqa: ANN401
+def _swapped(files: _Files, model: nn.Module, inputs: object, backend: Backend) -> nn.Module:
     given: dict[str, Any] = dict(files.manifest.arguments)
     for kind in _DESCRIPTORS:
         given[kind] = QuantDescriptor.from_yaml(given[kind]) if given.get(kind) else None

@@ -95,7 +95,7 @@ def _not_in_phases(node: fx.Node, module: nn.Module) -> str:
 
 
 @ONNXRUNTIME.kernel("conv_transpose1d", "conv_transpose2d", "conv_transpose3d", refusal=_not_in_phases)
-def conv_transpose(operation: Operation, x: Quantized, *args: Any, **kwargs: Any) -> Tensor:
+def conv_transpose(operation: Operation, x: Quantized, *args: object, **kwargs: object) -> Tensor:
     """QLinearConv, whose results are interleaved."""
     module: Any = operation.module
     return module.way.interleave(conv(operation, x, *args, **kwargs))
@@ -151,13 +151,13 @@ def cat(operation: Operation, tensors: Sequence[Quantized], dim: int = 0, **kwar
 
 
 @ONNXRUNTIME.kernel("leaky_relu")
-def leaky_relu(operation: Operation, x: Quantized, *args: Any, **kwargs: Any) -> Tensor:
+def leaky_relu(operation: Operation, x: Quantized, *args: object, **kwargs: object) -> Tensor:
     """QLinearLeakyRelu, a table of what the float operator gives."""
     return _quantized(operation).quantize(operation.module(x.values, *args, **kwargs))
 
 
 @ONNXRUNTIME.kernel(GLOBAL_AVERAGE_POOL)
-def global_average_pool(operation: Operation, x: Quantized, *args: Any, **kwargs: Any) -> Tensor:
+def global_average_pool(operation: Operation, x: Quantized, *args: object, **kwargs: object) -> Tensor:
     """QLinearGlobalAveragePool."""
     output, spatial = _quantized(operation), x.integers.shape[2:]
     sums = x.centred.double().sum(tuple(range(2, x.integers.ndim)), keepdim=True)

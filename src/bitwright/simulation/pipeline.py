@@ -44,7 +44,7 @@ class Simulated(nn.Module):
         self.assumptions: list[str] = []
         self.eval()
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    def forward(self, *args: object, **kwargs: object) -> Any:  # noqa: ANN401
         """Compute what the runtime computes from these inputs."""
         with torch.no_grad():
             return self.model(*args, **kwargs)

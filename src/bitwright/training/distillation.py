@@ -1,7 +1,5 @@
 """Distillation: the float model teaches the quantized one."""
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -30,7 +28,7 @@ class Distillation:
         if teacher is None:
             self.teacher.requires_grad_(False)
 
-    def __call__(self, prediction: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    def __call__(self, prediction: Tensor, *args: object, **kwargs: object) -> Tensor:
         """The loss of a prediction for these inputs of the model."""
         with torch.no_grad():
             wanted = self.teacher(*args, **kwargs)

@@ -213,7 +213,7 @@ class _Run:
             batches = [_split(batch, self.example)[0] for batch in islice(loader, _FRESH)]
             reestimate_norms(self.model, batches, against_float=False, progress=False)
 
-    def step(self, batch: Any, fall: float) -> float:  # noqa: ANN401
+    def step(self, batch: object, fall: float) -> float:
         """Train on one batch with ``fall`` times the learning rates, and return the loss."""
         for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
             group["lr"] = rate * fall
@@ -278,7 +278,7 @@ def _check_bits(bits: object, epochs: int) -> None:
             )
 
 
-def _split(batch: Any, example: Inputs) -> tuple[Any, Any]:  # noqa: ANN401
+def _split(batch: object, example: Inputs) -> tuple[Any, Any]:
     """The inputs and the target of a batch; several inputs may be in a tuple or dict of their own."""
     if not isinstance(batch, tuple | list) or len(batch) < 2:
         kind = type(batch).__name__

@@ -22,7 +22,7 @@ _WORDS: dict[str, tuple[str, str, bool]] = {
 _SIZELESS = "DoReFaFakeQuantize"  # its weights fill [-1, 1], whatever size a folded BatchNorm gives them
 
 
-def qat_recipe(method: str, preset: str = "W4A4", **more: Any) -> Recipe:
+def qat_recipe(method: str, preset: str = "W4A4", **more: object) -> Recipe:
     """A preset's recipe with the methods of a paper.
 
     Args:

@@ -64,7 +64,7 @@ def tune_speed(
 
 def tune_resolved(
     model: nn.Module,
-    example_inputs: Any,  # noqa: ANN401
+    example_inputs: object,
     recipe: Recipe,
     backend: Backend,
     concrete_args: Mapping[str, Any] | None = None,

@@ -124,7 +124,7 @@ class _Expected(nn.Module):
         super().__init__()
         self._file, self._session = file, session
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    def forward(self, *args: object, **kwargs: object) -> Any:  # noqa: ANN401
         results = self._session(_feeds(self._file, Inputs(args, kwargs)))
         return [as_tensor(results[name]) for name in self._file.outputs if name in results]
 

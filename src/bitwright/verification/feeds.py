@@ -1,7 +1,5 @@
 """Feeds: a model's inputs as the arrays that a file expects."""
 
-from typing import Any
-
 import numpy as np
 import torch
 from torch import nn
@@ -25,7 +23,7 @@ def feeds_of(model: nn.Module, file: LoadedFile, inputs: Inputs) -> dict[str, np
     return {name: as_array(named[argument]) for name, argument in zip(file.inputs, wanted, strict=True)}
 
 
-def as_array(value: Any) -> np.ndarray:  # noqa: ANN401
+def as_array(value: object) -> np.ndarray:
     """A tensor, number or array as an array."""
     if not isinstance(value, torch.Tensor):
         return np.asarray(value)

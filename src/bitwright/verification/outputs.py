@@ -32,7 +32,7 @@ class OutputTally:
         self._counts = dict.fromkeys(names, 0)
         self._weight_sites = weight_sites
 
-    def add(self, model: nn.Module, inputs: Inputs, given: Mapping[str, np.ndarray], following: Any) -> None:  # noqa: ANN401
+    def add(self, model: nn.Module, inputs: Inputs, given: Mapping[str, np.ndarray], following: object) -> None:
         """Compare the outputs on one batch.
 
         ``following`` are the simulation's results from the runtime's own quantized tensors; None if unknown.
@@ -181,7 +181,7 @@ def _one_step_off(quantizer: TensorQuantizer, x: Tensor, generator: torch.Genera
     return dequantize(integers, *scales, method.axis, method.group).to(x.dtype)
 
 
-def leaves(value: Any) -> Iterator[Any]:  # noqa: ANN401
+def leaves(value: object) -> Iterator[Any]:
     """The parts of a model's result, in the exporter's order."""
     if isinstance(value, Mapping):
         value = list(value.values())
@@ -196,7 +196,7 @@ def leaves(value: Any) -> Iterator[Any]:  # noqa: ANN401
         yield value
 
 
-def tensors_in(result: Any) -> list[Tensor]:  # noqa: ANN401
+def tensors_in(result: object) -> list[Tensor]:
     """The tensors of a model's result."""
     return [leaf for leaf in leaves(result) if isinstance(leaf, Tensor)]
 

@@ -258,7 +258,7 @@ def _all_float(model: nn.Module) -> list[TensorCheck]:
     return [TensorCheck(q.label or name, reason=_FLOAT_FILE) for name, q in placed.items()]
 
 
-def _lost_results(result: Any) -> list[str]:  # noqa: ANN401
+def _lost_results(result: object) -> list[str]:
     """The parts of a model's result that are missing from the file because they are not tensors."""
     lost = [repr(leaf)[:40] for leaf in leaves(result) if leaf is not None and not isinstance(leaf, torch.Tensor)]
     return [f"the file returns only tensors; of what the model returns, it lacks {', '.join(lost)}"] if lost else []

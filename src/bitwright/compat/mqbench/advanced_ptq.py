@@ -27,7 +27,7 @@ _MANY = 10000  # from so many steps on, the papers' smaller learning rate
 
 
 def ptq_reconstruction(
-    model: nn.Module, cali_data: Iterable[Any], config: Any, graph_module_list: Any = None
+    model: nn.Module, cali_data: Iterable[Any], config: object, graph_module_list: object = None
 ) -> nn.Module:
     """Learn how the weights of a calibrated model are rounded, and return it, quantizing.
 
@@ -61,6 +61,6 @@ def ptq_reconstruction(
     return model
 
 
-def _read(config: Any) -> dict[str, Any]:
+def _read(config: object) -> dict[str, Any]:
     told = config if isinstance(config, Mapping) else {k: getattr(config, k) for k in _KEYS if hasattr(config, k)}
     return {**_KEYS, **section("the reconstruction's config", told, _KEYS)}

@@ -89,7 +89,7 @@ def convert_deploy(
     return path
 
 
-def _call(model: nn.Module, given: Any) -> Inputs:
+def _call(model: nn.Module, given: object) -> Inputs:
     """``dummy_input`` as ``torch.onnx.export`` took it: a dict at the end is of keywords if forward has them."""
     *args, last = given if isinstance(given, tuple) else (given,)
     if isinstance(last, dict) and last.keys() <= inspect.signature(model.forward).parameters.keys():
@@ -98,7 +98,7 @@ def _call(model: nn.Module, given: Any) -> Inputs:
 
 
 def _write_bundle(
-    model: nn.Module, stem: Path, inputs: Any, options: dict[str, Any], format: str, clean: str, ranges: str
+    model: nn.Module, stem: Path, inputs: object, options: dict[str, Any], format: str, clean: str, ranges: str
 ) -> None:
     """Write the float model and the ranges, these under MQBench's name besides the format's own."""
     target = stem.with_name(f"{stem.name}{clean}.onnx")

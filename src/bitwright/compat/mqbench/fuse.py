@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 KEYS = ["additional_fuser_method_mapping", "additional_fusion_pattern", "additional_qat_module_mapping"]
 
 
-def read_fusions(given: Any) -> tuple[dict[Chain, Fuse], dict[type[nn.Module], type[nn.Module]]]:
+def read_fusions(given: object) -> tuple[dict[Chain, Fuse], dict[type[nn.Module], type[nn.Module]]]:
     """The methods by the chain of classes that each fuses, and the quantized modules by class."""
     config = section("extra_fuse_dict", given, KEYS)
     methods, patterns, modules = (section(key, config.get(key)) for key in KEYS)
@@ -101,7 +101,7 @@ def _single_file(node: fx.Node, length: int) -> list[fx.Node]:
     return nodes
 
 
-def _chain(key: Any, where: str) -> Chain:
+def _chain(key: object, where: str) -> Chain:
     """A key as classes in the order written; ``(A, (B, C))`` is ``(A, B, C)``."""
     flat: list[Any] = []
     for part in key if isinstance(key, tuple | list) else (key,):
@@ -111,7 +111,7 @@ def _chain(key: Any, where: str) -> Chain:
     return tuple(flat)
 
 
-def _method_of(chain: Chain, handler: Any, methods: Mapping[Chain, Fuse]) -> Fuse:
+def _method_of(chain: Chain, handler: object, methods: Mapping[Chain, Fuse]) -> Fuse:
     if isinstance(handler, type) and issubclass(handler, ConvBNReLUFusion):
         if handler.fuse is not ConvBNReLUFusion.fuse:
             return handler(methods).fuse
@@ -124,11 +124,11 @@ def _method_of(chain: Chain, handler: Any, methods: Mapping[Chain, Fuse]) -> Fus
     raise ConfigError(f"{KEYS[1]}: {_names(chain)} needs {wanted}, not {handler!r}")
 
 
-def _is_module(cls: Any) -> bool:
+def _is_module(cls: object) -> bool:
     return isinstance(cls, type) and issubclass(cls, nn.Module)
 
 
-def _names(chain: Any) -> str:
+def _names(chain: object) -> str:
     return f"({', '.join(getattr(c, '__name__', repr(c)) for c in (chain if isinstance(chain, tuple) else (chain,)))})"
 
 

@@ -25,11 +25,11 @@ def prepare_by_platform(
     model: nn.Module,
     deploy_backend: BackendType | str,
     prepare_custom_config_dict: dict[str, Any] | None = None,
-    custom_tracer: Any = None,
+    custom_tracer: object = None,
     is_qat: bool = True,
     freeze_bn: bool = True,
     *,
-    example_inputs: Any = None,
+    example_inputs: object = None,
 ) -> nn.Module:
     """Prepare a model for a target, as MQBench did.
 
@@ -78,7 +78,7 @@ def prepare_by_platform(
 prepare_qat_fx_by_platform = prepare_by_platform  # its first name
 
 
-def _opaque(model: nn.Module, tracer: Any) -> list[str]:
+def _opaque(model: nn.Module, tracer: object) -> list[str]:
     """Names of the modules that a user's tracer does not look into."""
     if tracer is None:
         return []

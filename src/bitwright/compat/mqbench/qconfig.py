@@ -25,7 +25,7 @@ _OPENVINO = {
 }
 
 
-def read_qconfig(given: Any, target: BackendType) -> dict[str, TensorRecipe]:
+def read_qconfig(given: object, target: BackendType) -> dict[str, TensorRecipe]:
     """The recipes of weights and activations that ``extra_qconfig_dict`` asks for."""
     config = section("extra_qconfig_dict", given, KEYS)
     if target is BackendType.OPENVINO:
@@ -66,7 +66,7 @@ def _scheme(letter: str, given: Any) -> tuple[QuantSpec | None, dict[str, Any]]:
     return read_scheme(letter, given), {key: value for key, value in given.items() if key not in _SCHEME}
 
 
-def read_scheme(letter: str, given: Any) -> QuantSpec:
+def read_scheme(letter: str, given: object) -> QuantSpec:
     """The spec of a scheme of a weight (``w``) or an activation (``a``)."""
     where = f"{letter}_qscheme"
     scheme = {key: section(where, given).get(key, default) for key, default in _SCHEME.items()}

@@ -1,7 +1,5 @@
 """QuantizeScheme: how MQBench says what a quantized tensor looks like."""
 
-from typing import Any
-
 from bitwright.compat.mqbench.qconfig import read_scheme
 from bitwright.spec import QuantSpec
 
@@ -16,7 +14,7 @@ class QuantizeScheme:
         pot_scale: bool = False,
         bit: int = 8,
         symmetric_range: bool = False,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         self.symmetry, self.per_channel, self.pot_scale, self.bit = symmetry, per_channel, pot_scale, bit
         self.symmetric_range, self.kwargs = symmetric_range, kwargs

@@ -16,7 +16,7 @@ _LEFT_OUT = ["exclude_module_name", "exclude_function_type", "exclude_node_name"
 KEYS = [*_ADDED, *_LEFT_OUT, "academic_mode"]
 
 
-def read_selection(given: Any, backend: BackendType) -> list[Rule]:
+def read_selection(given: object, backend: BackendType) -> list[Rule]:
     """The rules, strongest last: nodes added by name are quantized even if excluded."""
     config = section("extra_quantizer_dict", given, KEYS)
     if flag("academic_mode", config.get("academic_mode", False)) and backend is not BackendType.OPENVINO:
@@ -36,7 +36,7 @@ def _matches(config: Mapping[str, Any], keys: list[str]) -> list[str]:
     return [_match(key, item) for key in keys for item in items(key, config.get(key, []))]
 
 
-def _match(key: str, item: Any) -> str:
+def _match(key: str, item: object) -> str:
     fits, what, selector = _KINDS[key.split("_", 1)[1]]
     if not fits(item):
         raise ConfigError(f"{key} must hold {what}, not {item!r}")

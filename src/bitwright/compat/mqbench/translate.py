@@ -41,13 +41,13 @@ class ExtraConfig:
     folds_norms: bool = True
 
 
-def read_config(backend: BackendType | str, extra_config: Any) -> ExtraConfig:
+def read_config(backend: BackendType | str, extra_config: object) -> ExtraConfig:
     """Read an ``extra_config`` for a backend; refuse invalid settings."""
     with translating("extra_config", extra_config):
         return _read(BackendType.read(backend), extra_config)
 
 
-def _read(target: BackendType, extra_config: Any) -> ExtraConfig:
+def _read(target: BackendType, extra_config: object) -> ExtraConfig:
     config = section("extra_config", extra_config, KEYS)
     fusions, modules = read_fusions(config.get("extra_fuse_dict"))
     rules = [added_type(cls) for cls in modules] + read_selection(config.get("extra_quantizer_dict"), target)
@@ -69,7 +69,7 @@ def _read(target: BackendType, extra_config: Any) -> ExtraConfig:
     )
 
 
-def to_recipe(extra_config: Any, backend: BackendType | str = BackendType.Academic) -> tuple[Recipe, list[str]]:
+def to_recipe(extra_config: object, backend: BackendType | str = BackendType.Academic) -> tuple[Recipe, list[str]]:
     """The recipe of an ``extra_config``, and notes on what ``bw.prepare`` takes in another way, or not at all."""
     read = read_config(backend, extra_config)
     chains = ", ".join("+".join(cls.__name__ for cls in chain) for chain in read.fusions)
@@ -86,7 +86,7 @@ def _names(classes: Iterable[type[nn.Module]]) -> str:
     return ", ".join(cls.__name__ for cls in classes)
 
 
-def _leaf(cls: Any) -> str:
+def _leaf(cls: object) -> str:
     if not isinstance(cls, type) or not issubclass(cls, nn.Module):
         raise ConfigError(f"leaf_module must hold module classes, not {cls!r}")
     return spell(cls)
@@ -99,5 +99,5 @@ def _fixed(config: Mapping[str, Any]) -> dict[str, Any]:
     return dict(section("concrete_args", given[0] if given else None))
 
 
-def _preserved(given: Any) -> dict[str, list[str]]:
+def _preserved(given: object) -> dict[str, list[str]]:
     return {path: items(f"preserve_attr[{path!r}]", names) for path, names in section("preserve_attr", given).items()}

@@ -22,7 +22,7 @@ class SpecialLayers(dict[str, Any]):
         return list(self.values())
 
     @classmethod
-    def read(cls, given: Any) -> Self:
+    def read(cls, given: object) -> Self:
         """Read ``dict(layers_name=[…], convert_type=[…])``, the same as attributes of an object, or None."""
         if given is None:
             return cls()
@@ -42,7 +42,7 @@ class SpecialLayers(dict[str, Any]):
         return cls(zip(names, types, strict=True))
 
 
-def _lists(given: Any) -> list[Any]:
+def _lists(given: object) -> list[Any]:
     if isinstance(given, Mapping):
         lists = [section("special_layers", given, _KEYS).get(key, []) for key in _KEYS]
     else:

@@ -115,8 +115,8 @@ class mTransformerV2(Basemtransformer):
     def __init__(
         self,
         quan_policy: Mapping[str, Mapping[str, Any]] | None = None,
-        special_layers: Any = None,
-        **kwargs: Any,
+        special_layers: object = None,
+        **kwargs: object,
     ) -> None:
         super().__init__()
         wrong = next((key for key in kwargs if nearest(key, _ARGUMENTS)), None)

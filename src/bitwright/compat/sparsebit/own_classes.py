@@ -101,7 +101,7 @@ class BaseObserver(_Described, Observer):
     Prefer to override ``observe`` and ``range`` like Bitwright's observers, which keep no data.
     """
 
-    def __init__(self, config: Any, qdesc: QuantDescriptor) -> None:
+    def __init__(self, config: object, qdesc: QuantDescriptor) -> None:
         super().__init__(qdesc.spec)
         self.cfg = config
         self.data_cache = DataCache(self)
@@ -188,7 +188,7 @@ class STE:
     """Round to the grid; gradients as if nothing was rounded, for the scale and the zero point, too."""
 
     @staticmethod
-    def apply(x: Tensor, scale: Tensor, zero_point: Tensor, qdesc: QuantDescriptor, backend: Any = None) -> Tensor:
+    def apply(x: Tensor, scale: Tensor, zero_point: Tensor, qdesc: QuantDescriptor, backend: object = None) -> Tensor:
         """``x`` on the grid of scale and zero point."""
         unit = x / scale
         zero = zero_point + (zero_point.round() - zero_point).detach()

@@ -73,7 +73,7 @@ def _tensors(kind: str, config: Mapping[str, Any]) -> dict[str, TensorRecipe]:
     return found
 
 
-def _changed(where: str, config: Mapping[str, Any], settings: Any) -> dict[str, Any]:
+def _changed(where: str, config: Mapping[str, Any], settings: object) -> dict[str, Any]:
     """A copy of a section with ``["QUANTIZER.BIT", 8, …]`` set in it."""
     if not isinstance(settings, list | tuple) or len(settings) % 2:
         raise ConfigError(f"{where} must be a list of keys and values in turn, not {settings!r}")

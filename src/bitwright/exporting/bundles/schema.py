@@ -16,7 +16,7 @@ _WORDS = {
 }
 
 
-def _has_at_least(data: Any, count: int) -> bool:
+def _has_at_least(data: object, count: int) -> bool:
     return not isinstance(data, list | str | dict) or len(data) >= count
 
 
@@ -74,7 +74,7 @@ def _is(data: object, kind: str) -> bool:
     return isinstance(data, _TYPES[kind])
 
 
-def _limits(data: Any, schema: dict[str, Any], here: str) -> Iterator[str]:
+def _limits(data: object, schema: dict[str, Any], here: str) -> Iterator[str]:
     for word, (kept, what) in _LIMITS.items():
         if word in schema and not kept(data, schema[word]):
             limit = ", ".join(map(repr, schema[word])) if word == "enum" else schema[word]

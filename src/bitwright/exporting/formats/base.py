@@ -62,7 +62,7 @@ class ExportOptions:
             raise ConfigError(f"external_data must be True, False or None, not {self.external_data!r}")
 
 
-def _check_names(key: str, names: Any) -> None:
+def _check_names(key: str, names: object) -> None:
     if names is None:
         return
     if isinstance(names, str) or not isinstance(names, Sequence):

@@ -47,7 +47,7 @@ class _Qualcomm(BundleFormat):
                 place = contents.place(name, "the file of encodings")
                 yield self.read_one(place, entry)
 
-    def read_one(self, place: Place, entry: Any) -> Range:
+    def read_one(self, place: Place, entry: object) -> Range:
         """The range that one encoding gives."""
         raise NotImplementedError
 
@@ -196,7 +196,7 @@ def _range(place: Place, scales: list[float], offsets: list[int], block: int | N
     return Range(place, scale, point, place.lowest, place.highest)
 
 
-def _same(place: Place, key: str, given: set[Any], wanted: Any = None) -> None:
+def _same(place: Place, key: str, given: set[Any], wanted: object = None) -> None:
     wanted = place.bits if wanted is None and key in ("bitwidth", "bw") else wanted
     if given != {wanted}:
         shown = ", ".join(map(repr, given))

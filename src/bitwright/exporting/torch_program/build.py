@@ -105,7 +105,7 @@ def _results(deployment: Deployment, count: int) -> list[str]:
     return names
 
 
-def _export(twin: nn.Module, inputs: Inputs, wished: Any) -> Any:
+def _export(twin: nn.Module, inputs: Inputs, wished: object) -> Any:
     """Export with free sizes where the model takes others, or as the user wishes."""
     if wished is True:
         sizes = Sizes(twin, inputs)

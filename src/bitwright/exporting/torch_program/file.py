@@ -27,7 +27,7 @@ _ORIGINS = ("stack_trace", "from_node")  # of nodes: lines of Python, and number
 _WORK = {"conv1d": 2, "conv2d": 2, "conv3d": 2, "conv_transpose1d": 0, "conv_transpose2d": 0, "linear": 1, "matmul": 1}
 
 
-def write_sealed(program: Any, record: ExportRecord, origin: dict[str, Any], path: Path) -> None:
+def write_sealed(program: object, record: ExportRecord, origin: dict[str, Any], path: Path) -> None:
     """Write a program, whole or not at all, with a checksum of all else in the archive."""
     extra = {RECORD: record.to_json(), ORIGIN: json.dumps(origin, separators=(",", ":"))}
     content = _saved(program, {**extra, SEAL: ""})

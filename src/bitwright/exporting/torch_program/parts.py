@@ -40,7 +40,7 @@ def _lowered(name: str, part: Part) -> nn.Module:
 class AveragePlanes(nn.Module):
     """Adaptive average pooling to a single value, by an operator of torch."""
 
-    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    def forward(self, x: Tensor, *args: object, **kwargs: object) -> Tensor:
         return x.mean(tuple(range(2, x.ndim)), keepdim=True)
 
 

@@ -1,14 +1,13 @@
 """Attributes and methods of the user's modules that must outlive capture."""
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from torch import nn
 
 from bitwright.errors import ConfigError, UnknownNameError, suggest
 
 
-def check_attributes(model: Any, wishes: Mapping[str, Iterable[str]]) -> None:
+def check_attributes(model: object, wishes: Mapping[str, Iterable[str]]) -> None:
     """Refuse names that the modules do not have; a captured model keeps all those they do.
 
     Modules inside a captured model keep their class, and the captured model itself has the attributes and methods of

@@ -57,7 +57,7 @@ def _is_plain(kind: type) -> bool:
     return all(getattr(kind, name) is getattr(nn.Module, name) for name in own)
 
 
-def _copied(value: Any, memo: dict[int, Any]) -> Any:
+def _copied(value: object, memo: dict[int, Any]) -> Any:
     if type(value) in _SHARED:
         return value
     if type(value) in (OrderedDict, dict, set, list) and not value:

@@ -52,7 +52,7 @@ def boundary(function: _Function) -> _Function:
 
 
 @boundary
-def call_model(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+def call_model(function: Callable[..., Any], /, *args: object, **kwargs: object) -> Any:
     """Call code that belongs to the model, or may fail because of it."""
     return function(*args, **kwargs)
 

@@ -32,21 +32,21 @@ class Guard:
 
 
 @has_side_effect
-def check_input(value: Any, captured: Any, name: str) -> None:
+def check_input(value: object, captured: object, name: str) -> None:
     """Refuse a number, flag or None other than the one that the model was captured with, which its graph relies on."""
     if isinstance(value, torch.Tensor) or value != captured:
         raise ConfigError(f"the input {name!r} must be {captured!r}, as when the model was captured, not {value!r}")
 
 
 @has_side_effect
-def check_value(value: Any, captured: Any, reader: str, where: str, module: str = "") -> None:
+def check_value(value: object, captured: object, reader: str, where: str, module: str = "") -> None:
     """Refuse inputs with sizes for which the user's Python would have done something other than what was recorded."""
     if value != captured:
         raise CaptureError(_other(value, captured, reader, where, module))
 
 
 @has_side_effect
-def check_truth(value: Any, captured: bool, reader: str, where: str, module: str = "") -> None:
+def check_truth(value: object, captured: bool, reader: str, where: str, module: str = "") -> None:
     """Refuse a number or list whose truth differs from when ``if`` asked."""
     truth = True if value else False  # noqa: SIM210  bool() of a symbolic size stays symbolic in torch.compile
     if truth is not captured:
@@ -68,7 +68,7 @@ def check_keys(value: Any, captured: list[Any], reader: str, where: str, module:
 
 
 @has_side_effect
-def check_text(value: Any, captured: Any, reader: str, where: str, module: str = "") -> None:
+def check_text(value: object, captured: object, reader: str, where: str, module: str = "") -> None:
     """Warn if a size that became part of a string has changed: most such strings are only for people."""
     if value != captured:
         _log.warning("%s", _other(value, captured, reader, where, module))
@@ -89,7 +89,7 @@ def is_guard(node: fx.Node) -> bool:
     return node.op == "call_function" and node.target in _CHECKS
 
 
-def _other(value: Any, captured: Any, reader: str, where: str, module: str) -> str:
+def _other(value: object, captured: object, reader: str, where: str, module: str) -> str:
     alone = f", or let that module run as written: leaves=['island:{module}']" if module else ""
     return (
         f"these inputs take another path through the model than the example inputs: {reader} at {where} "

@@ -30,14 +30,14 @@ def _watch(path: str, module: nn.Module, changed: set[str]) -> Iterator[Any]:
     given: list[Any] = []
     returned: list[Any] = []
 
-    def compare(before: list[Any], now: Any) -> None:
+    def compare(before: list[Any], now: object) -> None:
         if before and before.pop() != _state(now):
             changed.add(path)
 
-    def arrives(_: nn.Module, args: Any, kwargs: Any) -> None:
+    def arrives(_: nn.Module, args: object, kwargs: object) -> None:
         given[:] = [_state((args, kwargs))]
 
-    def leaves(_: nn.Module, args: Any, result: Any) -> None:
+    def leaves(_: nn.Module, args: object, result: object) -> None:
         returned[:] = [_state(result)]
 
     yield module.register_forward_pre_hook(arrives, prepend=True, with_kwargs=True)
@@ -46,6 +46,6 @@ def _watch(path: str, module: nn.Module, changed: set[str]) -> Iterator[Any]:
     yield module.register_forward_hook(lambda _, a, result: compare(returned, result))
 
 
-def _state(value: Any) -> list[tuple[int, int]]:
+def _state(value: object) -> list[tuple[int, int]]:
     """Which tensors a value holds, and how often they were written to."""
     return [(id(tensor), version_of(tensor)) for tensor in plain_tensors(value)]

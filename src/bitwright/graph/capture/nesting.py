@@ -18,7 +18,7 @@ LITERALS = {
 """Classes whose values can stand in a graph as they are."""
 
 
-def holds_proxy(item: Any, seen: set[int] | None = None) -> bool:
+def holds_proxy(item: object, seen: set[int] | None = None) -> bool:
     """Whether an object, its items or its attributes contain a proxy, at any depth."""
     kind = type(item)
     if kind is ValueProxy:
@@ -30,7 +30,7 @@ def holds_proxy(item: Any, seen: set[int] | None = None) -> bool:
     return any(holds_proxy(part, seen) for part in _parts(item))
 
 
-def proxies_in(item: Any, seen: set[int] | None = None) -> Iterator[ValueProxy]:
+def proxies_in(item: object, seen: set[int] | None = None) -> Iterator[ValueProxy]:
     """The proxies in an object, its items or its attributes, at any depth."""
     seen = set() if seen is None else seen
     if type(item) is ValueProxy:
@@ -41,7 +41,7 @@ def proxies_in(item: Any, seen: set[int] | None = None) -> Iterator[ValueProxy]:
             yield from proxies_in(part, seen)
 
 
-def tensors_in(item: Any, seen: set[int] | None = None) -> Iterator[torch.Tensor]:
+def tensors_in(item: object, seen: set[int] | None = None) -> Iterator[torch.Tensor]:
     """The tensors in an object, its items or its attributes, at any depth."""
     seen = set() if seen is None else seen
     if isinstance(item, torch.Tensor):
@@ -52,7 +52,7 @@ def tensors_in(item: Any, seen: set[int] | None = None) -> Iterator[torch.Tensor
             yield from tensors_in(part, seen)
 
 
-def _parts(item: Any) -> Iterator[Any]:
+def _parts(item: object) -> Iterator[Any]:
     if isinstance(item, dict):
         yield from item.values()
     elif isinstance(item, tuple | list | set | deque):

@@ -16,7 +16,7 @@ from bitwright.graph.walks import back_through
 class ConstantObject:
     """A constant of any class, as a function that returns it."""
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: object) -> None:
         self.value = value
         self.__name__ = self.__qualname__ = f"the_{type(value).__name__.lower()}"
         self.__module__ = __name__
@@ -44,7 +44,7 @@ class RebuildObject:
         return made
 
 
-def construction_of(item: Any) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]] | None:
+def construction_of(item: object) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]] | None:
     """How to rebuild an object: a function and its arguments, or None if it needs no rebuilding.
 
     Dict subclasses are rebuilt by their class, dataclasses from their fields, other objects from their attributes.
@@ -62,7 +62,7 @@ def construction_of(item: Any) -> tuple[Callable[..., Any], tuple[Any, ...], dic
 class _BuildDict:
     """Rebuilds a subclass of dict, keeping the default factory of a ``defaultdict``."""
 
-    def __init__(self, kind: type, example: Any) -> None:
+    def __init__(self, kind: type, example: object) -> None:
         self.kind = kind
         self.before = (example.default_factory,) if isinstance(example, defaultdict) else ()
         self.__name__ = self.__qualname__ = f"new_{kind.__name__.lower()}"
@@ -73,7 +73,7 @@ class _BuildDict:
         return self.kind(*self.before, items)
 
 
-def vars_of(item: Any) -> dict[str, Any]:
+def vars_of(item: object) -> dict[str, Any]:
     """The attributes of an object, or none."""
     return dict(getattr(item, "__dict__", {}))
 
@@ -87,7 +87,7 @@ def make_results_plain(graph: fx.Graph) -> None:
             graph.erase_node(node)
 
 
-def _plain(item: Any) -> Any:
+def _plain(item: object) -> Any:
     if isinstance(item, fx.Node) and _makes_object(item):
         parts: list[Any] = [part for part in (*item.args, item.kwargs) if part is not None]
         item = {name: value for part in parts for name, value in part.items()}
@@ -96,7 +96,7 @@ def _plain(item: Any) -> Any:
     return [_plain(each) for each in item if _is_result(each)] if isinstance(item, tuple | list) else item
 
 
-def _is_result(item: Any) -> bool:
+def _is_result(item: object) -> bool:
     """Whether it may contain tensors."""
     if isinstance(item, fx.Node):
         return _makes_object(item) or not facts(item).plain

@@ -44,7 +44,7 @@ class ValueProxy(fx.Proxy):
 
     tracer: Any
 
-    def __init__(self, node: fx.Node, tracer: Any, value: Any) -> None:
+    def __init__(self, node: fx.Node, tracer: object, value: object) -> None:
         self.__dict__.update(tracer=tracer, node=node, _value=value)
 
     @property
@@ -64,7 +64,7 @@ class ValueProxy(fx.Proxy):
             return attribute  # a model may be moved, so nothing may rely on it
         return self.tracer.create_proxy("call_function", getattr, (self, k), {})
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         self.tracer.create_proxy("call_function", setattr, (self, name, value), {})
 
     def __bool__(self) -> bool:
@@ -115,13 +115,13 @@ class ValueProxy(fx.Proxy):
     def __reversed__(self) -> Iterator[Any]:
         return reversed(list(self))
 
-    def __setitem__(self, key: Any, value: Any) -> None:
+    def __setitem__(self, key: object, value: object) -> None:
         self._computed(set_item, key, value)
 
-    def __delitem__(self, key: Any) -> None:
+    def __delitem__(self, key: object) -> None:
         self._computed(operator.delitem, key)
 
-    def __contains__(self, item: Any) -> bool:
+    def __contains__(self, item: object) -> bool:
         if isinstance(self.__dict__["_value"], torch.Tensor):
             raise self.tracer.refuse("`in` needs the data of a tensor")
         return bool(self._computed(operator.contains, item))
@@ -154,7 +154,7 @@ class ValueProxy(fx.Proxy):
         self.tracer.guard(self, "the keys", check_keys, keys)
         return keys
 
-    def _computed(self, function: Callable[..., Any], *args: Any) -> Any:
+    def _computed(self, function: Callable[..., Any], *args: object) -> Any:
         return self.tracer.create_proxy("call_function", function, (self, *args), {})
 
     def _number(self, reader: str, check: Callable[..., None] = check_value) -> Any:
@@ -172,7 +172,7 @@ def _is_unpacked() -> bool:
 
 
 def _record_in_place(in_place: Callable[..., Any], plain: Callable[..., Any]) -> Callable[..., Any]:
-    def record(self: ValueProxy, other: Any) -> Any:
+    def record(self: ValueProxy, other: object) -> Any:
         written = hasattr(type(value_of(self)), f"__{in_place.__name__}__")  # a tensor or a container, but not a number
         return self._computed(in_place if written else plain, other)
 
@@ -200,7 +200,7 @@ class _Method:
     def __init__(self, owner: ValueProxy, name: str) -> None:
         self.owner, self.name = owner, name
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         owner, name, value = self.owner, self.name, value_of(self.owner)
         if isinstance(value, torch.Tensor):
             if name in _DATA_METHODS:

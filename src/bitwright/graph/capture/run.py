@@ -67,7 +67,7 @@ class Capture:
 
 def capture_model(
     model: nn.Module,
-    example_inputs: Any,
+    example_inputs: object,
     *,
     leaves: Iterable[Leaf] = (),
     concrete_args: Mapping[str, Any] | None = None,
@@ -100,7 +100,7 @@ def capture_model(
     return captured
 
 
-def _check_model(model: Any) -> None:
+def _check_model(model: object) -> None:
     """Refuse what no graph can be captured of."""
     if not isinstance(model, nn.Module):
         given = f"the class {model.__name__}: create one" if isinstance(model, type) else type(model).__name__

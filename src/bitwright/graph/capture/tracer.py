@@ -114,7 +114,7 @@ class ValueTracer(fx.Tracer):
                     continue
                 module._buffers[name] = module.__dict__.pop(name)  # until the end of the trial run: reads are seen
 
-    def _placeholder(self, name: str, value: Any, fixed: Collection[str]) -> Any:
+    def _placeholder(self, name: str, value: object, fixed: Collection[str]) -> Any:
         plain = value is None or isinstance(value, bool | int | float | str)
         if name in fixed and not plain:
             return value
@@ -191,13 +191,13 @@ class ValueTracer(fx.Tracer):
             set_facts(arg, plain=True)
         return arg
 
-    def _container(self, a: Any) -> Any:
+    def _container(self, a: object) -> Any:
         try:
             return super().create_arg(a)
         except (NotImplementedError, RuntimeError) as error:  # what fx refuses, such as a dict with proxies as keys
             raise self.refuse(f"a {type(a).__qualname__} cannot be recorded ({error})") from error
 
-    def _object(self, a: Any) -> fx.Node:
+    def _object(self, a: object) -> fx.Node:
         if isinstance(a, nn.Module) and a in self._paths:
             return self.create_node("get_attr", self._paths[a], (), {})
         if isinstance(a, enum.Enum) or not holds_proxy(a):
@@ -225,7 +225,7 @@ class ValueTracer(fx.Tracer):
         self._memory[node] = _memory(value)
         return node
 
-    def _sharing(self, node: fx.Node, value: Any) -> tuple[fx.Node, ...]:
+    def _sharing(self, node: fx.Node, value: object) -> tuple[fx.Node, ...]:
         """The inputs of a node that share memory with its value."""
         memory = self._memory[node] = _memory(value)
         if value is None:  # what fills a container shares memory with it
@@ -294,7 +294,7 @@ class ValueTracer(fx.Tracer):
             self.failed_in = self._scope[-1]
         return self._failure
 
-    def guard(self, proxy: ValueProxy, reader: str, check: Callable[..., None], value: Any) -> None:
+    def guard(self, proxy: ValueProxy, reader: str, check: Callable[..., None], value: object) -> None:
         """Remember that the trace relies on a number from the example inputs, and make the graph check it."""
         if self.evaluating or (proxy.node, reader) in self.guards:
             return
@@ -313,7 +313,7 @@ class ValueTracer(fx.Tracer):
         node = self.create_node("call_function", check, args, {})
         set_facts(node, plain=True, scope=self._scope[-1])
 
-    def read_attribute(self, module: nn.Module, name: str, value: Any) -> Any:
+    def read_attribute(self, module: nn.Module, name: str, value: object) -> Any:
         """Return a proxy for a parameter, a buffer, or a container that forward changes."""
         if module not in self._paths or type(value) is ValueProxy:
             return value
@@ -373,15 +373,15 @@ def _detach(node: fx.Node) -> None:
         set_facts(user, shares=tuple(detached if n is node else n for n in facts(user).shares))
 
 
-def _is_fixed(value: Any, named: bool) -> bool:
+def _is_fixed(value: object, named: bool) -> bool:
     return named or value is None or isinstance(value, bool | int | float | str)
 
 
-def _title(target: Any) -> str:
+def _title(target: object) -> str:
     return target if isinstance(target, str) else getattr(target, "__name__", repr(target))
 
 
-def _name_for(target: Any) -> str | None:
+def _name_for(target: object) -> str | None:
     """The name of a node where fx would choose badly; None leaves it to fx."""
     if target in IN_PLACE_OPERATORS:
         return IN_PLACE_OPERATORS[target].__name__
@@ -393,7 +393,7 @@ def _name_for(target: Any) -> str | None:
 _NOTHING: frozenset[int] = frozenset()
 
 
-def _memory(value: Any) -> frozenset[int]:
+def _memory(value: object) -> frozenset[int]:
     """Where a tensor, or those in a container, are in memory, which tells a view from a new tensor."""
     if isinstance(value, torch.Tensor):
         return frozenset({value.untyped_storage().data_ptr()} - {0}) if value.layout is torch.strided else _NOTHING

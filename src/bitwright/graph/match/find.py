@@ -262,7 +262,7 @@ def _readers_outside(node: fx.Node, inside: set[fx.Node]) -> str | None:
     return f"{node_name(node)} is also read by {', '.join(strangers)}" if strangers else None
 
 
-def _view(node: fx.Node, instance: Any) -> Any:
+def _view(node: fx.Node, instance: object) -> Any:
     return CallView(node, instance) if node.op in ("call_function", "call_method") else instance
 
 
@@ -286,6 +286,6 @@ def is_in_graph(node: fx.Node) -> bool:
     return node.prev.next is node
 
 
-def _verdict(answer: Any) -> Any:
+def _verdict(answer: object) -> Any:
     """A checker's answer as True, False, or a string that says why not."""
     return answer if isinstance(answer, str) and answer else bool(answer)

@@ -99,7 +99,7 @@ class MatcherNode:
             self._may_be[kind] = any(_answers(kind, each, self.subclasses) for each in self.op_type)
         return self._may_be[kind]
 
-    def lets_through(self, node: fx.Node, kind: "Kind", instance: Any) -> bool:
+    def lets_through(self, node: fx.Node, kind: "Kind", instance: object) -> bool:
         """Whether a node of the graph may stand between this one and its input."""
         if callable(self.through):
             return bool(self.through(node, instance))
@@ -138,7 +138,7 @@ def _checked_inputs(name: str, inputs: Any) -> tuple[str | None, ...] | None:
     return tuple(inputs)
 
 
-def _checked_types(what: str, given: Any) -> tuple[Any, ...]:
+def _checked_types(what: str, given: object) -> tuple[Any, ...]:
     if given is None:
         return (None,)
     wanted = tuple(given) if isinstance(given, list | tuple | set | frozenset) else (given,)
@@ -154,7 +154,7 @@ def _checked_types(what: str, given: Any) -> tuple[Any, ...]:
     return wanted
 
 
-def _checked_through(name: str, through: Any, inputs: tuple[str | None, ...]) -> Any:
+def _checked_through(name: str, through: object, inputs: tuple[str | None, ...]) -> Any:
     if through is None or through == ():
         return ()
     named = [i for i in inputs if i is not None]
@@ -174,7 +174,7 @@ def _check_text(what: str, text: str) -> None:
         raise ConfigError(f"{what} has {text!r}, which is not a method of a tensor{suggest(text, known)}")
 
 
-def _answers(kind: Kind, wanted: Any, subclasses: bool) -> bool:
+def _answers(kind: Kind, wanted: object, subclasses: bool) -> bool:
     if wanted is None:
         return True
     if isinstance(wanted, str):

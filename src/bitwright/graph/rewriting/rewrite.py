@@ -132,7 +132,7 @@ class _Rewriter:
     def _did_something_since(self, before: int) -> bool:
         return any(not line.startswith("not ") for line in self.result.notes[before:])
 
-    def _replacements(self, answer: Any, match: Match) -> dict[fx.Node, Replacement]:
+    def _replacements(self, answer: object, match: Match) -> dict[fx.Node, Replacement]:
         """What get_new_graph returned, checked, by the node that it replaces."""
         if answer is None:
             return {}
@@ -151,7 +151,7 @@ class _Rewriter:
             self._check_made(made, f"{where} replaces {name!r}")
         return {match.nodes[name]: made for name, made in answer.items()}
 
-    def _check_made(self, made: Any, where: str) -> None:
+    def _check_made(self, made: object, where: str) -> None:
         given = [part for part in made if part is not None] if isinstance(made, tuple | list) else [made]
         for node in given:
             if not isinstance(node, fx.Node) or not is_in_graph(node) or node.graph is not self.model.graph:

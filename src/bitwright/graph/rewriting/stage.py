@@ -64,7 +64,7 @@ def read_switches(switches: Switches) -> dict[str, dict[str, Any] | None]:
     return chosen
 
 
-def _compare(schedule: Schedule, expected: Any, outputs: Any, results: list[PassResult]) -> None:
+def _compare(schedule: Schedule, expected: object, outputs: object, results: list[PassResult]) -> None:
     told = difference(expected, outputs, schedule.tolerance)
     if told:
         before = ", ".join(r.name for r in results[:-1]) or "none"

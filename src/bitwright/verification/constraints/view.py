@@ -147,7 +147,7 @@ class View:
         maker = self.makers.get(name)
         return maker is not None and maker.op_type == _DQ and maker.input[0] in self.constants
 
-    def setting(self, node: "onnx.NodeProto", name: str, default: Any) -> Any:  # noqa: ANN401
+    def setting(self, node: "onnx.NodeProto", name: str, default: object) -> Any:  # noqa: ANN401
         """An attribute of an operator."""
         from onnx import helper
 

@@ -53,13 +53,13 @@ class Child:
         self._numbers = itertools.count(1)  # one for each session, whichever thread asks
         self._dropped: list[int] = []
 
-    def session(self, file: Any, timeout: float, **settings: Any) -> "RemoteSession":  # noqa: ANN401
+    def session(self, file: object, timeout: float, **settings: object) -> "RemoteSession":
         """Load a file."""
         number = next(self._numbers)
         self._ask("session", timeout, [file], number=number, settings=settings)
         return RemoteSession(self, number, self._process, timeout)
 
-    def executed(self, file: Any, feeds: Mapping[str, np.ndarray], timeout: float) -> "list[Executed]":  # noqa: ANN401
+    def executed(self, file: object, feeds: Mapping[str, np.ndarray], timeout: float) -> "list[Executed]":
         """Tell what is executed."""
         from bitwright.verification.runtimes.base import Executed
 
@@ -67,12 +67,12 @@ class Child:
         return [Executed(a, b, c, tuple(nodes), time) for a, b, c, nodes, time in found]
 
     def best_times(
-        self, files: Sequence[Any], feeds: Mapping[str, np.ndarray], timeout: float, **settings: Any
+        self, files: Sequence[Any], feeds: Mapping[str, np.ndarray], timeout: float, **settings: object
     ) -> list[float]:
         """Time files against each other."""
         return self._ask("best_times", timeout, files, feeds, settings=settings)[0]["times"]
 
-    def peak_memory(self, file: Any, feeds: Mapping[str, np.ndarray], timeout: float) -> int | None:  # noqa: ANN401
+    def peak_memory(self, file: object, feeds: Mapping[str, np.ndarray], timeout: float) -> int | None:
         """The peak number of bytes for loading and running a file."""
         return self._ask("peak_memory", timeout, [file], feeds)[0]["bytes"]
 
@@ -93,7 +93,7 @@ class Child:
         timeout: float,
         files: Sequence[Any],
         feeds: Mapping[str, np.ndarray] | None = None,
-        **more: Any,
+        **more: object,
     ) -> tuple[dict[str, Any], list[bytearray]]:
         feeds = feeds or {}
         contents = [f.shipped() for f in files]
@@ -173,7 +173,7 @@ class Child:
 class RemoteSession:
     """A file loaded in a child, as a function from inputs to outputs."""
 
-    def __init__(self, child: Child, number: int, process: Any, timeout: float) -> None:  # noqa: ANN401
+    def __init__(self, child: Child, number: int, process: object, timeout: float) -> None:
         self.child, self.number, self.process, self.timeout = child, number, process, timeout
 
     def __call__(self, feeds: "Mapping[str, np.ndarray]") -> "Arrays":

@@ -47,7 +47,7 @@ class Inductor(Runtime):
 
         return torch.__version__.partition("+")[0]
 
-    def session(self, file: Any, threads: int = 0, *, as_is: bool = False) -> Session:  # noqa: ANN401
+    def session(self, file: object, threads: int = 0, *, as_is: bool = False) -> Session:
         """Load a file, which is compiled on its first run."""
         import torch
 
@@ -60,7 +60,7 @@ class Inductor(Runtime):
 
         return run
 
-    def executed(self, file: Any, feeds: Mapping[str, np.ndarray]) -> list[Executed]:  # noqa: ANN401
+    def executed(self, file: object, feeds: Mapping[str, np.ndarray]) -> list[Executed]:
         """The operators left after inductor's fusion; it does not time them one by one."""
         compiled = self._of(file)
         compiled(feeds)
@@ -168,7 +168,7 @@ def _leave_out_quantizers(module: Any) -> None:  # noqa: ANN401
     module.recompile()
 
 
-def _value(module: Any, item: Any) -> Any:  # noqa: ANN401
+def _value(module: object, item: object) -> Any:  # noqa: ANN401
     from torch import fx
 
     if not isinstance(item, fx.Node):

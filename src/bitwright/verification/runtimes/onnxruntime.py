@@ -107,7 +107,7 @@ class OnnxRuntime(Runtime):
             options.add_session_config_entry(name, value)
         return options
 
-    def _load(self, file: "OnnxFile", options: Any) -> Any:  # noqa: ANN401
+    def _load(self, file: "OnnxFile", options: object) -> Any:  # noqa: ANN401
         import onnxruntime
 
         with loadable(file) as content:

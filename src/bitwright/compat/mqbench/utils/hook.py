@@ -19,7 +19,7 @@ class DataSaverHook:
         self.input_store: Any = None
         self.output_store: Any = None
 
-    def __call__(self, module: nn.Module, input_batch: Any, output_batch: Any) -> None:
+    def __call__(self, module: nn.Module, input_batch: object, output_batch: object) -> None:
         if self.store_input:
             self.input_store = input_batch
         if self.store_output:

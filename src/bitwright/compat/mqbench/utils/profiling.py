@@ -14,7 +14,7 @@ _KINDS = ("standalone", "interaction")
 
 
 def profiling(
-    model: nn.Module, cali_data: Iterable[Any], profiling_type: str = "standalone", module_list: Any = None
+    model: nn.Module, cali_data: Iterable[Any], profiling_type: str = "standalone", module_list: object = None
 ) -> dict[str, float]:
     """The cosine between the float and the quantized result of every quantized layer, by its name, worst first.
 

@@ -1,7 +1,6 @@
 """Small helpers by MQBench's names."""
 
 import copy
-from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -15,7 +14,7 @@ def deepcopy_graphmodule(gm: nn.Module) -> nn.Module:
     return copy.deepcopy(gm)
 
 
-def deepcopy_mixedmodule(mm: nn.Module, module_list: Any = None) -> nn.Module:
+def deepcopy_mixedmodule(mm: nn.Module, module_list: object = None) -> nn.Module:
     """A copy of a model, parts of which are prepared."""
     return copy.deepcopy(mm)
 

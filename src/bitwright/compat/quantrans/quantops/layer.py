@@ -25,7 +25,7 @@ class QATLayer(QuantLayer):
     Qweight: Tensor
     Qactivation: Tensor
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: object, **kwargs: object) -> None:
         options, rest = self._split(kwargs)
         super(QuantLayer, self).__init__(*args, **rest)
         self._equip(options)
@@ -35,7 +35,7 @@ class QATLayer(QuantLayer):
         return split_options(cls, cls.kind.options, cls.kind.defaults, given)  # pyrefly: ignore
 
     @classmethod
-    def from_float(cls, module: nn.Module, **options: Any) -> Self:  # pyrefly: ignore
+    def from_float(cls, module: nn.Module, **options: object) -> Self:  # pyrefly: ignore
         """Build this layer from a float one: same parameters, buffers, hooks and settings, plus quantizers."""
         own, rest = cls._split(options)
         if rest:
@@ -78,7 +78,7 @@ class QATLayer(QuantLayer):
 
     nbits_w, nbits_a = num_bit_w, num_bit_a
 
-    def compute(self, x: Tensor, weight: Tensor, bias: Tensor | None, *args: Any, **kwargs: Any) -> Tensor:
+    def compute(self, x: Tensor, weight: Tensor, bias: Tensor | None, *args: object, **kwargs: object) -> Tensor:
         """Compute on quantized tensors, and keep them if the layer is in debug mode."""
         if self.options.debug:
             self.Qweight, self.Qactivation = weight.detach().clone(), x.detach().clone()

@@ -41,5 +41,5 @@ def _begin(quantizer: Any, args: tuple[Tensor, ...], follow: bool = False) -> No
         quantizer.observer.reset()
 
 
-def _follow(quantizer: Any, args: tuple[Tensor, ...]) -> None:
+def _follow(quantizer: object, args: tuple[Tensor, ...]) -> None:
     _begin(quantizer, args, follow=True)

@@ -1,7 +1,6 @@
 """Enums and their names in configs."""
 
 from enum import Enum
-from typing import Any
 
 import torch
 
@@ -25,7 +24,7 @@ class Backend(Enum):
     TENSORRT = 2
 
 
-def get_backend(backend: Any) -> Backend:
+def get_backend(backend: object) -> Backend:
     """The target of a name."""
     known = {member.name.lower(): member for member in Backend}
     if backend not in known:
@@ -33,7 +32,7 @@ def get_backend(backend: Any) -> Backend:
     return known[backend]
 
 
-def get_qscheme(qscheme: Any) -> torch.qscheme:
+def get_qscheme(qscheme: object) -> torch.qscheme:
     """Torch's scheme for a name such as ``per-channel-symmetric``."""
     if qscheme not in SCHEMES:
         raise TypeError(f"unknown scheme {qscheme!r}{suggest(str(qscheme), SCHEMES)}")

@@ -22,7 +22,7 @@ class CfgNode(ConfigDict):
         cfg.merge_from_list(["W.QUANTIZER.BIT", 4])
     """
 
-    def __setitem__(self, key: str, value: Any) -> None:
+    def __setitem__(self, key: str, value: object) -> None:
         if self.is_frozen():
             raise AttributeError(f"{key!r} cannot be set: the config is frozen; defrost() it first")
         super().__setitem__(key, value)
@@ -53,7 +53,7 @@ class CfgNode(ConfigDict):
         """Merge a YAML file."""
         self.merge_from_other_cfg(read_data(Path(cfg_filename), f"the config {str(cfg_filename)!r}"))
 
-    def merge_from_other_cfg(self, cfg_other: Any) -> None:
+    def merge_from_other_cfg(self, cfg_other: object) -> None:
         """Merge another config."""
         self._replace(_merged(section("the config", cfg_other), self, "the config"))
 

@@ -46,7 +46,7 @@ class QuantModel(nn.Module):
         model: the prepared model, for everything else that Bitwright does with one.
     """
 
-    def __init__(self, model: nn.Module, config: str | Path | Mapping[str, Any], example_inputs: Any = None) -> None:
+    def __init__(self, model: nn.Module, config: str | Path | Mapping[str, Any], example_inputs: object = None) -> None:
         super().__init__()
         if not isinstance(model, nn.Module):
             raise ConfigError(f"the model must be a torch.nn.Module, not {type(model).__name__}")
@@ -67,7 +67,7 @@ class QuantModel(nn.Module):
         if self.cfg.DEVICE:
             self.to(self.cfg.DEVICE)
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args: object, **kwargs: object) -> Any:
         """Run the model; between ``prepare_calibration`` and ``calc_qparams`` the inputs are kept."""
         if self._batches is not None:
             self._batches.append(Inputs(args, kwargs))
@@ -112,7 +112,7 @@ class QuantModel(nn.Module):
                 stepwise.stop(part.values())
 
     def get_quantization_error(
-        self, data: Any, checker: Callable[[Tensor, Tensor], Any] = F.mse_loss, is_async: bool = True
+        self, data: object, checker: Callable[[Tensor, Tensor], Any] = F.mse_loss, is_async: bool = True
     ) -> dict[str, Any]:
         """How far the result of each quantized layer is from the float one.
 
@@ -125,11 +125,11 @@ class QuantModel(nn.Module):
 
     def export_onnx(
         self,
-        dummy_data: Any,
+        dummy_data: object,
         name: str | Path,
         input_names: list[str] | None = None,
         output_names: list[str] | None = None,
-        dynamic_axes: Any = None,
+        dynamic_axes: object = None,
         opset_version: int = 21,
         verbose: bool = False,
         extra_info: bool = False,

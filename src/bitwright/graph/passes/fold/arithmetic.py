@@ -98,5 +98,5 @@ class Arithmetic:
         return None if fits else "its constant varies along axes other than the layer's channels"
 
 
-def _is_number_or_constant(value: Any) -> bool:
+def _is_number_or_constant(value: object) -> bool:
     return is_constant(value) or (isinstance(value, int | float) and not isinstance(value, bool))

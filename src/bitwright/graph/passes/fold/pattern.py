@@ -1,7 +1,6 @@
 """FoldPattern: what schedules that fold something into a layer know about the model, and how they note refusals."""
 
 from functools import cached_property
-from typing import Any
 
 from torch import fx, nn
 
@@ -36,6 +35,6 @@ class FoldPattern(ReplacePatternBase):
         self.note(f"not folded: {reason}")
 
 
-def is_layer(module: Any) -> bool:
+def is_layer(module: object) -> bool:
     """Whether a module is a quantized layer that something can be folded into."""
     return isinstance(module, QuantLayer) and isinstance(module, LAYERS)

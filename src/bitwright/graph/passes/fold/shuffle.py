@@ -1,7 +1,5 @@
 """Channel shuffles between a layer and a norm, found by sending channel numbers through the nodes in between."""
 
-from typing import Any
-
 import torch
 from torch import fx, nn
 
@@ -10,7 +8,7 @@ from bitwright.graph.facts import facts, shape_of
 from bitwright.graph.walks import operator_called, value_readers
 
 
-def rearranges(node: fx.Node, instance: Any) -> bool:
+def rearranges(node: fx.Node, instance: object) -> bool:
     """Whether a node only rearranges values, and one other node reads them."""
     kind = operator_called(node, instance)
     return kind is not None and kind.rearranges and not facts(node).written and len(value_readers(node)) == 1

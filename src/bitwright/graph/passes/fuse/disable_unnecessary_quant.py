@@ -5,8 +5,6 @@ reads; those that the backend can fuse (``operators.fused``) then join the integ
 off, every activation is separate, and its input is quantized as well.
 """
 
-from typing import Any
-
 from torch import fx
 
 from bitwright.graph.facts import set_facts
@@ -32,10 +30,10 @@ class ReplacePattern(ReplacePatternBase):
     def near_miss(self, node: fx.Node, reason: str) -> None:
         self.note(f"not joined: {node.name} and {reason}")
 
-    def get_new_graph(self, nodes_dict: Nodes, *_: Any) -> None:
+    def get_new_graph(self, nodes_dict: Nodes, *_: object) -> None:
         """Leave the graph as it is, and note a fact."""
         set_facts(nodes_dict["activation"], joins=True)
 
 
-def _has_one_user(node: fx.Node, _: Any) -> bool | str:
+def _has_one_user(node: fx.Node, _: object) -> bool | str:
     return len(node.users) == 1 or f"{node.name}, which has {len(node.users)} users"

@@ -53,7 +53,7 @@ class ReplacePattern(FoldPattern):
         """The norm must be a map of the layer's channels, and nothing else may read its input."""
         return [(("layer", "norm"), self._fits)]
 
-    def get_new_graph(self, nodes_dict: Nodes, modules_dict: Called, *_: Any) -> fx.Node | None:
+    def get_new_graph(self, nodes_dict: Nodes, modules_dict: Called, *_: object) -> fx.Node | None:
         """Add the fold to the layer, and make readers of the norm, in any of its calls, read its input."""
         layer, norm = nodes_dict["layer"], nodes_dict["norm"]
         fold: Any = self._fold(norm, modules_dict["norm"])
@@ -74,7 +74,7 @@ class ReplacePattern(FoldPattern):
         start = first_input(norm)
         return None if start is None or start is layer else channel_order(layer, start, self.model)
 
-    def _fold(self, node: fx.Node, module: Any) -> Fold | str:
+    def _fold(self, node: fx.Node, module: object) -> Fold | str:
         """A norm as a fold, or why it is not one."""
         if not isinstance(module, NORMS):
             return _function_fold(self.model, node)
@@ -103,11 +103,11 @@ class ReplacePattern(FoldPattern):
         return _why_other_axis(layer, module)
 
 
-def _is_layer(node: fx.Node, module: Any) -> bool | str:
+def _is_layer(node: fx.Node, module: object) -> bool | str:
     return is_layer(module) or f"{node_name(node)} before it is not a quantized layer with a weight"
 
 
-def _why_other_axis(layer: fx.Node, module: Any) -> str | None:
+def _why_other_axis(layer: fx.Node, module: object) -> str | None:
     if not isinstance(module, nn.Linear) or len(shape_of(layer) or ()) == 2:
         return None
     return "it normalises an axis other than the one the linear layer produces"

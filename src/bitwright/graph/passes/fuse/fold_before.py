@@ -64,7 +64,7 @@ class ReplacePattern(FoldPattern):
         """The map must be per input channel of the layer, with factors of about the same size."""
         return [(("before", "layer"), self._fits)]
 
-    def get_new_graph(self, nodes_dict: Nodes, modules_dict: Called, *_: Any) -> dict[str, fx.Node]:
+    def get_new_graph(self, nodes_dict: Nodes, modules_dict: Called, *_: object) -> dict[str, fx.Node]:
         """Add the fold to the layer, which then reads the node before."""
         before, layer = nodes_dict["before"], modules_dict["layer"]
         layer.before = (self._fold(before, modules_dict["before"], layer), *layer.before)
@@ -112,7 +112,7 @@ class ReplacePattern(FoldPattern):
         return _why_no_shift(modules["layer"])
 
 
-def _is_norm_or_arithmetic(node: fx.Node, module: Any) -> bool:
+def _is_norm_or_arithmetic(node: fx.Node, module: object) -> bool:
     return isinstance(module, NORMS) or Arithmetic.read(node) is not None
 
 

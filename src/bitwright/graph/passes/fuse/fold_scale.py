@@ -45,7 +45,7 @@ class ReplacePattern(FoldPattern):
         """The constant must have one value per channel of the layer, and nothing else may read the value before it."""
         return [(("layer", "step"), self._fits)]
 
-    def get_new_graph(self, nodes_dict: Nodes, modules_dict: Called, model: Any, *_: Any) -> fx.Node:
+    def get_new_graph(self, nodes_dict: Nodes, modules_dict: Called, model: object, *_: object) -> fx.Node:
         """Add the fold to the layer, and make readers of the result read the value before."""
         step: Any = Arithmetic.read(nodes_dict["step"])
         layer = modules_dict["layer"]
@@ -71,7 +71,7 @@ class ReplacePattern(FoldPattern):
         return f"{layer.target} is called more than once" if len(self.calls[module]) > 1 else None
 
 
-def _may_be_between(node: fx.Node, instance: Any) -> bool:
+def _may_be_between(node: fx.Node, instance: object) -> bool:
     """Whether a node is a permutation or a dropout that one other node reads."""
     kind = operator_called(node, instance)
     drops = kind is not None and kind.name == "dropout"

@@ -130,7 +130,7 @@ class ReplacePattern(ReplacePatternBase):
     def near_miss(self, node: fx.Node, reason: str) -> None:
         self.note(f"not equalized: {reason}")
 
-    def get_new_graph(self, nodes_dict: Nodes, *_: Any) -> None:
+    def get_new_graph(self, nodes_dict: Nodes, *_: object) -> None:
         """Remember the pair: all are equalized together."""
         self.pairs.append(self._pair(nodes_dict["first"], nodes_dict["second"]))
 
@@ -147,7 +147,7 @@ class ReplacePattern(ReplacePatternBase):
             low, high = float(ratio.min()), float(ratio.max())
             self.note(f"equalized {pair.name}, by factors from {low:.2g} to {high:.2g}")
 
-    def _passes(self, node: fx.Node, instance: Any) -> bool:
+    def _passes(self, node: fx.Node, instance: object) -> bool:
         """Whether a factor per channel can move past a node, or into it if it is a norm."""
         kind = operator_called(node, instance)
         if kind is None:
@@ -193,5 +193,5 @@ class ReplacePattern(ReplacePatternBase):
         return "one of them has hooks" if has_hooks(pair.first) or has_hooks(pair.second) else None
 
 
-def _is_float(_: fx.Node, module: Any) -> bool:
+def _is_float(_: fx.Node, module: object) -> bool:
     return type(module) in LAYERS

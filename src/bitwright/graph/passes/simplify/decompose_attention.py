@@ -56,7 +56,7 @@ def _arguments(node: fx.Node) -> dict[str, Any]:
     return {**dict(zip(names, node.args, strict=False)), **node.kwargs}
 
 
-def _has_tensors(node: fx.Node, _: Any) -> bool | str:
+def _has_tensors(node: fx.Node, _: object) -> bool | str:
     given = _arguments(node)
     if facts(node).skipped:
         return f"skipped by the rule {facts(node).skipped!r}"

@@ -23,7 +23,7 @@ from bitwright.graph.walks import first_input, reached_from
 _NO_TWIN = {"bernoulli_", "requires_grad_", "resize_", "resize_as_"}
 
 
-def _with_item(x: torch.Tensor, key: Any, value: Any) -> torch.Tensor:
+def _with_item(x: torch.Tensor, key: object, value: object) -> torch.Tensor:
     return set_item(x.clone(), key, value)
 
 

@@ -4,8 +4,6 @@ A mask holds values like -inf or -1e38. A quantized sum would need a range that 
 the same integer. So sums that reach a softmax through nothing but moved values and other sums stay float.
 """
 
-from typing import Any
-
 from torch import fx
 
 from bitwright.graph.facts import facts, shape_of
@@ -29,16 +27,16 @@ class ReplacePattern(ReplacePatternBase):
             ),
         ]
 
-    def get_new_graph(self, nodes_dict: Nodes, *_: Any) -> None:
+    def get_new_graph(self, nodes_dict: Nodes, *_: object) -> None:
         node = nodes_dict["sum"]
         node.op, node.target = "call_function", add_mask
         self.note(f"{node.name} before {nodes_dict['reader'].name} stays float")
 
 
-def _adds_two_tensors(node: fx.Node, _: Any) -> bool:
+def _adds_two_tensors(node: fx.Node, _: object) -> bool:
     two = len(node.args) == 2 and not node.kwargs and all(shape_of(a) is not None for a in node.args)
     return two and not facts(node).written
 
 
-def _moves_unwritten_values(node: fx.Node, instance: Any) -> bool:
+def _moves_unwritten_values(node: fx.Node, instance: object) -> bool:
     return moves_values(node, instance) and not facts(node).written

@@ -39,7 +39,7 @@ class ReplacePattern(ReplacePatternBase):
         return pooled if argument(node, 2, "keepdim", False) else build.function(torch.flatten, pooled, 1)
 
 
-def _is_a_pool(node: fx.Node, _: Any) -> bool | str:
+def _is_a_pool(node: fx.Node, _: object) -> bool | str:
     image, axes = argument(node, 0, "input"), argument(node, 1, "dim")
     rank = len(shape_of(image) or ())
     if rank not in _POOLS or facts(node).written or {"dtype", "out"} & node.kwargs.keys():

@@ -38,7 +38,7 @@ class ReplacePattern(ReplacePatternBase):
     def make_joint_checkers(self) -> list[Any]:
         """Both must change the shape, or both the order of dimensions."""
 
-        def fit(before: fx.Node, view: fx.Node, _: Any) -> bool | str:
+        def fit(before: fx.Node, view: fx.Node, _: object) -> bool | str:
             if not _are_reshapes(before, view) and not _are_permutations(before, view):
                 return False
             return len(before.users) == 1 or f"with {before.name}, which has {len(before.users)} users"
@@ -79,5 +79,5 @@ def _are_permutations(before: fx.Node, view: fx.Node) -> bool:
     return permutation(before) is not None and permutation(view) is not None
 
 
-def _is_unwritten(node: fx.Node, _: Any) -> bool:
+def _is_unwritten(node: fx.Node, _: object) -> bool:
     return bool(node.args) and not facts(node).written

@@ -34,7 +34,7 @@ class ReplacePattern(ReplacePatternBase):
         return NodeBuilder(model, node).function(cast_float, node.args[0], dtype_of(node))
 
 
-def _casts_floats(node: fx.Node, _: Any) -> bool:
+def _casts_floats(node: fx.Node, _: object) -> bool:
     given = [*node.args[1:], *node.kwargs.values()]
     to_a_type = isinstance(given[0], torch.dtype) if len(given) == 1 else not given and node.target in _NAMED
     return to_a_type and is_floating(node.args[0]) and is_floating(node)

@@ -90,7 +90,7 @@ class ReplacePattern(ReplacePatternBase):
             build.function(linear_as_written, x, matrix, found.bias, name=node.name, **written),
         )
 
-    def _is_linear(self, node: fx.Node, _: Any) -> bool | str:
+    def _is_linear(self, node: fx.Node, _: object) -> bool | str:
         if facts(node).written or "out" in node.kwargs:
             return False
         found = _linear(node)
@@ -131,7 +131,7 @@ def _of_matrix(node: fx.Node, x: Any, constant: fx.Node, bias: Any, first: bool 
     return _Linear(x, constant, bias, call, Layout(*labels, shape), first)
 
 
-def _is_bias(bias: Any) -> bool:
+def _is_bias(bias: object) -> bool:
     return bias is None or (len(shape_of(bias) or ()) == 1 and is_constant(bias))
 
 
@@ -148,7 +148,7 @@ def _factors(node: fx.Node) -> tuple[Any, Any, Any]:
     return argument(node, 0, "input") if summed else None, a, b
 
 
-def _source(factor: Any) -> Any:
+def _source(factor: object) -> Any:
     """The matrix that a factor of a batched product repeats for each sample, or the factor itself."""
     if not isinstance(factor, fx.Node) or factor.target not in ("expand", torch.broadcast_to, "broadcast_to"):
         return factor

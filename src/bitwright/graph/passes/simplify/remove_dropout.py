@@ -4,8 +4,6 @@ A dropout module with p > 0 stays: training the prepared model needs it, and qua
 ``trained`` removes these too, for models that will not be trained any more:  ``remove_dropout: {trained: true}``.
 """
 
-from typing import Any
-
 from torch import fx, nn
 
 from bitwright.graph.build import argument
@@ -34,10 +32,10 @@ class ReplacePattern(ReplacePatternBase):
     def make_ops(self) -> list[MatcherNode]:
         return [MatcherNode("dropout", None, "op:dropout", self._may_go)]
 
-    def get_new_graph(self, nodes_dict: Nodes, *_: Any) -> fx.Node | None:
+    def get_new_graph(self, nodes_dict: Nodes, *_: object) -> fx.Node | None:
         return first_input(nodes_dict["dropout"])
 
-    def _may_go(self, node: fx.Node, module: Any) -> bool | str:
+    def _may_go(self, node: fx.Node, module: object) -> bool | str:
         if facts(node).written:
             return "it writes into a tensor that others read"
         if not isinstance(module, nn.Module):

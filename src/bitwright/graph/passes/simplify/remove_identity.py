@@ -40,7 +40,7 @@ class ReplacePattern(ReplacePatternBase):
     def make_ops(self) -> list[MatcherNode]:
         return [MatcherNode("identity", None, _TYPES, self._may_go)]
 
-    def get_new_graph(self, nodes_dict: Nodes, *_: Any) -> fx.Node | None:
+    def get_new_graph(self, nodes_dict: Nodes, *_: object) -> fx.Node | None:
         node = nodes_dict["identity"]
         return _only_operand(node) if node.target in _CATS else first_input(node)
 

@@ -59,7 +59,7 @@ class ReplacePattern(ReplacePatternBase):
             if name not in self.found:
                 self.note(f"not kept: {name}, no recurrent module has that name{suggest(name, self.found)}")
 
-    def _may_be_swapped(self, node: fx.Node, module: Any) -> bool | str:
+    def _may_be_swapped(self, node: fx.Node, module: object) -> bool | str:
         self.found.add(str(node.target))
         if type(module) in _OTHERS:
             return f"there is no quantized {type(module).__name__}"

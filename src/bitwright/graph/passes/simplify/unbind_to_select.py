@@ -52,7 +52,7 @@ class ReplacePattern(ReplacePatternBase):
         self.note(f"{node.name} is read in {len(node.users)} parts")
         return made
 
-    def _may_be_read(self, node: fx.Node, _: Any) -> bool | str:
+    def _may_be_read(self, node: fx.Node, _: object) -> bool | str:
         if facts(node).written or not node.users:
             return False
         parts = self._parts(node)

@@ -42,7 +42,7 @@ class ScheduleList(Sequence[str]):
         """Register one; its place follows from what it declares, not from ``index``."""
         self.append(schedule)
 
-    def __iadd__(self, schedules: Any) -> "ScheduleList":
+    def __iadd__(self, schedules: object) -> "ScheduleList":
         self.extend(schedules)
         return self
 

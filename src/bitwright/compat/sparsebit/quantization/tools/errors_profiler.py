@@ -18,7 +18,7 @@ class QuantizationErrorProfiler:
         self.model = inside if isinstance(inside, CapturedModel) else model
 
     def apply(
-        self, data: Any, checker: Callable[[Tensor, Tensor], Any] = F.mse_loss, is_async: bool = True
+        self, data: object, checker: Callable[[Tensor, Tensor], Any] = F.mse_loss, is_async: bool = True
     ) -> dict[str, Any]:
         """The result of ``checker`` for each layer, quantized alone or with all before it."""
         return layer_errors(self.model, Inputs.of(data), checker, is_async)
