@@ -21,6 +21,7 @@ from benchmarks.zoo.libraries import declare_torchvision_operators
 from benchmarks.zoo.meter import Meter
 from benchmarks.zoo.row import DONE, Row
 from benchmarks.zoo.weights import call, make_sane
+from bitwright.errors import CalibrationError
 from bitwright.exporting.formats import FORMATS
 from bitwright.verification import RUNTIMES, Proof
 
@@ -71,7 +72,7 @@ class Measuring:
         file = self.place / f"{backend}.onnx"
         qmodel = self._step(row, "prepare", lambda: bw.prepare(self.model, self.example, backend=backend))
         row.islands = dict(bw.ledger_of(qmodel).islands)
-        self._step(row, "calibrate", lambda: bw.calibrate(qmodel, self.calibration, progress=False))
+        self._step(row, "calibrate", lambda: self._calibrate(row, qmodel))
         row.sqnr = _sqnr(self.model, qmodel, self.fresh)
         self._step(row, "export", lambda: bw.export(qmodel, file))
         proof = self._step(
@@ -81,6 +82,14 @@ class Measuring:
         )
         _note_proof(row, proof, backend)
         self._step(row, "time", lambda: self._time(row, file, backend))
+
+    def _calibrate(self, row: Row, qmodel: nn.Module) -> None:
+        """Calibrate on batches of another size than the example's, or else of its size."""
+        try:
+            bw.calibrate(qmodel, self.calibration, progress=False)
+        except CalibrationError as error:
+            row.notes.append(describe(error))
+            bw.calibrate(qmodel, [self.example, self.family.inputs(2)], progress=False)
 
     def _step(self, row: Row, name: str, work: Callable[[], T]) -> T:
         row.step = name
@@ -154,6 +163,7 @@ def _sqnr(model: nn.Module, qmodel: nn.Module, batch: Batch) -> float | None:
     """How far the simulation is from the float model, over all outputs that are floating point."""
     with torch.no_grad():
         pairs = zip(floats(call(model, batch)), floats(call(qmodel, batch)), strict=False)
+        pairs = [(a, b) for a, b in pairs if a.shape == b.shape]  # a length may depend on data, or be drawn
         powers = [(float(a.double().square().sum()), float((a - b).double().square().sum())) for a, b in pairs]
     signal, noise = sum(p for p, _ in powers), sum(n for _, n in powers)
     return float(10 * np.log10(signal / noise)) if signal and noise else None

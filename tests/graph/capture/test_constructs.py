@@ -219,6 +219,11 @@ def by_asking_what_is_callable(self, x):
     return y * 2 if not callable(y) and not callable(even) and callable(y.sum) else y
 
 
+def by_len_of_tensors(self, x):
+    y = self.conv(x)
+    return torch.cat([y, y.new_zeros(len(y), len(y[0]), 1, len(y[0, 0, 0]))], 2) * (2 if len(x.shape) == 4 else 1)
+
+
 def by_checks(self, x):
     y = self.conv(x)
     torch._check(x.shape[2] % 2 == 0, lambda: "an odd height")
@@ -239,6 +244,7 @@ FREE = [
     *(by_comprehension, by_try, by_generator, by_rearranging, by_function, by_script, by_checkpoint),
     *(by_checkpoint_sequential, by_collections, by_named_tuple, by_meshgrid, by_triangle, by_ceiling),
     *(by_walrus_and_star, by_type_method, by_set_of_sizes, by_asking_what_is_callable, by_checks),
+    by_len_of_tensors,
 ]
 
 

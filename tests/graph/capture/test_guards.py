@@ -38,7 +38,7 @@ def by_items(self, x):
 
 
 def by_length(self, x):
-    return self.conv(x) * len(x)
+    return self.conv(x) * len(x.unbind())
 
 
 def by_integer(self, x):

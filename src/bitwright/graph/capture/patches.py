@@ -3,7 +3,8 @@
 To torch's C++ code a proxy is not a tensor. Functions that would look into one there are recorded here instead:
 functions that create tensors from sizes or take sizes, ``torch.autograd.Function.apply``, functions compiled by
 TorchScript.
-``isinstance`` and ``callable`` see the value that a proxy carries.
+``isinstance`` and ``callable`` see the value that a proxy carries, and ``len`` of a tensor is a size that stays
+symbolic.
 
 They replace the originals while any thread records, and only affect threads that do. Each is optional: if this torch
 lacks what one replaces, only that one is left out.
@@ -269,6 +270,17 @@ def _is_callable(own: Any) -> Any:
     return lambda item, /: own(item.__dict__["_value"] if type(item) is ValueProxy else item)
 
 
+def _length(own: Any) -> Any:
+    @boundary
+    def length(item: Any, /) -> Any:
+        if type(item) is ValueProxy:
+            value = item.__dict__["_value"]
+            return item.shape[0] if isinstance(value, torch.Tensor) and value.ndim else own(item)
+        return own(item)
+
+    return length
+
+
 def _check_with(own: Any) -> Any:
     """Make ``torch._check`` compare in Python: it takes nothing but true booleans."""
 
@@ -325,6 +337,7 @@ _RECORD = _Patches(
         **{f"torch.{name}": _sized for name in _SIZED},
         "builtins.isinstance": _is_instance,
         "builtins.callable": _is_callable,
+        "builtins.len": _length,
     }
 )
 
