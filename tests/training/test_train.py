@@ -55,6 +55,13 @@ def test_first_and_last_layers_keep_eight_bits(preset):
     assert (bits["0"], bits["6"], bits["2.conv1"]) == (8, 8, int(preset[1]))
 
 
+@pytest.mark.parametrize(("word", "method"), [("dorefa", "DoReFa"), ("pact", "DoReFa"), ("apot", "APoT")])
+def test_methods_for_few_bits_leave_first_and_last_layers_to_lsq(word, method):
+    model, _ = calibrated("residual", qat_recipe(word, "W4A4"))
+    methods = {site.name: site.quantizer.method_name.removesuffix("FakeQuantize") for site in weight_sites(model)}
+    assert (methods["0"], methods["6"], methods["2.conv1"]) == ("Learnable", "Learnable", method)
+
+
 def test_unknown_words_are_refused():
     with pytest.raises(ConfigError, match="did you mean 'lsq"):
         qat_recipe("lsqq")

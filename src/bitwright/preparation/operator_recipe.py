@@ -77,11 +77,13 @@ def _complete(asked: TensorRecipe, kind: Kind, backend: Backend) -> TensorRecipe
 
 
 def _in_bits(recipe: TensorRecipe, bits: int | None) -> TensorRecipe:
-    """A recipe with another number of bits; floating-point formats stay."""
+    """A recipe for first and last layers, with their number of bits; floating-point formats stay."""
     spec = recipe.quant_spec
     if spec is None or spec.format.floating or bits is None:
         return recipe
-    return recipe.model_copy(update={"spec": with_bits(spec, bits)})
+    method = recipe.first_last_method
+    other = {} if method is None else {"method": method, "method_options": {}}
+    return recipe.model_copy(update={"spec": with_bits(spec, bits), **other})
 
 
 def make_quantizer(recipe: TensorRecipe, spec: QuantSpec, label: str) -> TensorQuantizer:

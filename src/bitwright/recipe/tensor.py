@@ -59,6 +59,8 @@ class TensorRecipe(Described):
     """Arguments of the observer."""
     method_options: dict[str, JsonValue] = Field(default_factory=dict)
     """Arguments of the method."""
+    first_last_method: str | None = None
+    """Name of the method for first and last layers, where the backend gives these other bits; default: the same."""
     nonnegative: Literal["unsigned"] | None = None
     """'unsigned': a symmetric spec becomes unsigned for tensors that cannot be negative, such as those after a ReLU."""
 
@@ -108,7 +110,7 @@ class TensorRecipe(Described):
         if self.observer is not None:
             chosen["observer_options"] = self.observer_options
         if self.method is not None:
-            chosen["method_options"] = self.method_options
+            chosen |= {"method_options": self.method_options, "first_last_method": self.first_last_method}
         return TensorRecipe.model_construct(**chosen)  # both are valid, so this is
 
     def to_data(self) -> str | dict[str, Any]:

@@ -20,6 +20,8 @@ _WORDS: dict[str, tuple[str, str, bool]] = {
 
 
 _SIZELESS = "DoReFaFakeQuantize"  # its weights fill [-1, 1], whatever size a folded BatchNorm gives them
+_COARSE = (_SIZELESS, "APoTFakeQuantize")  # the last layer has no BatchNorm to restore sizes; APoT is for few bits
+_FINE = {"first_last_method": "LearnableFakeQuantize"}
 
 
 def qat_recipe(method: str, preset: str = "W4A4", **more: object) -> Recipe:
@@ -31,8 +33,8 @@ def qat_recipe(method: str, preset: str = "W4A4", **more: object) -> Recipe:
             calibrated range, because its own, [0, 1], would cut off most of a trained net's. Its weights are for
             backends that keep BatchNorms apart, such as that of ``"W4A4"``; they lie on integers here, as files need
             it. PACT has them as in its paper, and LSQ's where BatchNorms are folded.
-        preset: such as ``"W4A4"``; first and last layers have 8 bits in those with few bits, and APoT leaves these to
-            LSQ, as it is for few bits.
+        preset: such as ``"W4A4"``; first and last layers have 8 bits in those with few bits. APoT, DoReFa and PACT's
+            weights leave these to LSQ.
         more: further settings of the recipe, such as ``backend`` or ``rules``.
     """
     word = method.lower()
@@ -50,6 +52,8 @@ def qat_recipe(method: str, preset: str = "W4A4", **more: object) -> Recipe:
         settings["activation"] |= {"spec": f"int{bits} symmetric", "nonnegative": "unsigned"}
     if weight == _SIZELESS:
         settings["weight"] = _sizeless(word, Recipe.parse({**settings, **more}).backend)
+    for kind in ("weight", "activation"):
+        settings[kind] |= _FINE if settings[kind]["method"] in _COARSE else {}
     return Recipe.parse({**settings, **more})
 
 
