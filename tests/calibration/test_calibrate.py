@@ -271,6 +271,23 @@ def test_empty_batches_alone_are_nothing(model):
         bw.calibrate(model, [image(0)])
 
 
+@pytest.mark.filterwarnings("ignore:.*runs as written")
+def test_layers_inside_vmap_are_refused():
+    class Mapped(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(3, 2)
+
+        def forward(self, x):
+            return torch.vmap(self.fc)(x)
+
+    model = bw.prepare(Mapped(), torch.randn(2, 3))
+    with pytest.raises(
+        CalibrationError, match=r"'input of fc' is called inside torch\.vmap, .* leave it float \(skip=…"
+    ):
+        bw.calibrate(model, [torch.randn(2, 3)])
+
+
 def test_nothing_to_calibrate():
     model = bw.prepare(nn.Sequential(nn.GELU()), image())
     with pytest.raises(CalibrationError, match="the model has no quantizer: nothing in it runs in integers"):

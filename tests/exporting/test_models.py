@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 import bitwright as bw
 from bitwright.errors import ExportError
+from bitwright.exporting.deploy import deploy
+from bitwright.graph.facts import facts
 
 
 class Cache:
@@ -127,6 +129,23 @@ def test_caches_that_are_empty_at_first_are_proven(tmp_path, runtime):
     proof = bw.verify(model, bw.export(model, tmp_path / "m.onnx"), [x], runtimes=[runtime], latency=False)
     assert proof.ok, proof.missed
     assert sum(node.target is torch.cat for node in model.graph.nodes) == 1
+
+
+def test_complex_tensors_have_no_guards() -> None:
+    class Rotated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc, self.head = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            turned = torch.view_as_complex(self.fc(x).unflatten(-1, (4, 2))) * torch.polar(x[0, :4], x[1, :4])
+            return self.head(torch.view_as_real(turned).flatten(-2))
+
+    x = torch.randn(3, 8)
+    twin = deploy(bw.calibrate(bw.prepare(Rotated(), x, backend="openvino"), [x])).model
+    guards = [node.args[0] for node in twin.graph.nodes if "bitwright.guards" in str(node.target)]
+    assert not any(facts(node).tensor.dtype.is_complex for node in guards)
+    assert any(facts(node).tensor.dtype.is_complex for node in twin.graph.nodes if facts(node).tensor)
 
 
 class Stateful(nn.Module):

@@ -57,7 +57,7 @@ def _mixed(model: CapturedModel, modules: Modules) -> list[tuple[fx.Node, list[f
     what is joined, each channel with a scale of its own, and refuses linear layers that read that. It moves the scales
     of a linear layer's results through pools and upsampling, and refuses the sizes.
     """
-    tensors = [node for node in model.graph.nodes if facts(node).tensor is not None]
+    tensors = [node for node in model.graph.nodes if (made := facts(node).tensor) and not made.dtype.is_complex]
     return [(tensor, readers) for tensor in tensors if (readers := list(_misled(tensor, modules)))]
 
 

@@ -18,7 +18,7 @@ from bitwright.exporting.precision import in_float32, inputs_in, precision_of
 from bitwright.exporting.record import ExportedFile, ExportRecord, checksums_of, data_path, remember
 from bitwright.files import check_output
 from bitwright.graph import Inputs
-from bitwright.preparation import Ledger, ledger_of
+from bitwright.preparation import ledger_of
 
 
 def export(
@@ -86,7 +86,7 @@ def export(
         try:
             record = writer.write(_deployed(model, writer, quantized), inputs, Path(path), options)
         except ExportError as error:
-            raise ExportError(f"{error}{_as_written(ledger)}") from error
+            raise ExportError(f"{error}{_as_written(model)}") from error
         return json.dumps([record.to_json(), checksums_of(_written(files, record))]).encode()
 
     text, checksums = json.loads(from_first_rank(write, timeout))
@@ -113,8 +113,12 @@ def _written(files: list[Path], record: ExportRecord) -> tuple[Path, ...]:
     return (*files, *([data_path(files[0])] if record.external else []))
 
 
-def _as_written(ledger: Ledger) -> str:
-    """List the modules that run as written: their Python is the likely cause of a refusal."""
+def _as_written(model: nn.Module) -> str:
+    """List the modules that run as written: their Python, or TorchScript, is the likely cause of a refusal."""
+    ledger = ledger_of(model)
+    scripts = [name for name, m in model.named_modules() if isinstance(m, torch.jit.ScriptModule)]
+    if scripts:
+        return f". {scripts[0]!r} is a TorchScript module, which no file can hold: put the nn.Module in its place"
     shown = [f"{name or 'the model'} ({reason})" for name, reason in ledger.islands.items()]
     if not shown:
         return ""

@@ -18,6 +18,7 @@ from bitwright.quantizer.descriptor import QuantDescriptor
 from bitwright.quantizer.mode import Mode
 from bitwright.quantizer.state import load_state, save_state
 from bitwright.spec import QuantSpec
+from bitwright.torch_internals import is_in_vmap
 
 
 class TensorQuantizer(AmaxViews):
@@ -171,6 +172,11 @@ class TensorQuantizer(AmaxViews):
     def _pass(self, x: Tensor) -> Tensor:
         if self.mode is not Mode.QUANTIZE:
             if Mode.OBSERVE in self.mode:
+                if is_in_vmap(x):
+                    raise CalibrationError(
+                        f"the quantizer{self._named()} is called inside torch.vmap, which hides a dimension from it: "
+                        "call the layer outside of vmap, or leave it float (skip=… with its name)"
+                    )
                 # Observers count and branch in Python: torch would compile them again for every batch.
                 observe = torch.compiler.disable(self.observer) if torch.compiler.is_compiling() else self.observer
                 observe(x)

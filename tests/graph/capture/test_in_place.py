@@ -78,6 +78,20 @@ def slice_written(self, x):
     return out
 
 
+def slices_changed(self, x):
+    out = self.conv(x)
+    out[:, :2] += 1
+    out[:, 2:] *= 2
+    return F.relu_(out)
+
+
+def slice_changed_and_read(self, x):
+    out = self.conv(x)
+    flat = out.view(-1)
+    out[:, :2] += out[:, 2:]
+    return out + flat.sum()
+
+
 def base_written(self, x):
     out = self.conv(x)
     view = out[:, :2]
@@ -138,6 +152,8 @@ IN_PLACE = [
     view_written,
     view_of_view_written,
     slice_written,
+    slices_changed,
+    slice_changed_and_read,
     base_written,
     transposed_written,
     input_written,
@@ -161,6 +177,7 @@ def test_in_place_operations_when_quantized(body):
     model = Net(body).eval()
     quantized = bw.prepare(model, image())
     x = image(4)
+    assert bool(quantizers(quantized)) or body is not slices_changed
     if quantizers(quantized):
         bw.calibrate(quantized, [x.clone()])
     else:  # what is written to through a view is not quantized

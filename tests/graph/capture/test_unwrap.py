@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.utils import parametrizations, parametrize, spectral_norm, weight_norm
 
 import bitwright as bw
-from bitwright.errors import ConfigError
+from bitwright.errors import ConfigError, ExportError
 from bitwright.nn import QuantConv2d, QuantLinear
 from tests.graph.capture.capturing import image, prepared
 
@@ -138,10 +138,21 @@ def test_a_module_compiled_in_place_is_captured():
         assert torch.equal(quantized(x), expected(x))
 
 
-def test_scripted_modules_are_refused_or_leaves():
+def test_scripted_modules_are_refused_or_leaves(tmp_path):
     with pytest.raises(ConfigError, match=r"whose code cannot be captured: give the nn.Module that it"):
         bw.prepare(torch.jit.script(nn.Sequential(nn.Conv2d(3, 4, 1))), image())
     scripted = torch.jit.script(nn.Sequential(nn.Conv2d(4, 4, 1), nn.ReLU()))
     quantized = prepared(nn.Sequential(nn.Conv2d(3, 4, 1), scripted), image(), image(4))
     assert type(quantized.get_submodule("0")) is QuantConv2d
     assert bw.calibrate(quantized, [image()])(image()).shape == (2, 4, 8, 8)
+    with pytest.raises(
+        ExportError, match=r"'1' is a TorchScript module, which no file can hold: put the nn\.Module in"
+    ):
+        bw.export(quantized, tmp_path / "scripted.onnx", dynamic_shapes=False)
+
+
+def test_lazy_modules_get_their_sizes_in_the_copy():
+    model = nn.Sequential(nn.LazyConv2d(4, 1), nn.Flatten(), nn.LazyLinear(3))
+    quantized = bw.prepare(model, image())
+    assert (quantized.get_submodule("0").in_channels, quantized.get_submodule("2").in_features) == (3, 256)
+    assert type(model[0]) is nn.LazyConv2d

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.nn.parameter import is_lazy
 
 from bitwright.errors import CaptureError, CaptureWarning, ConfigError, UnknownNameError, suggest
 from bitwright.graph.capture.copying import copy_model
@@ -108,7 +109,7 @@ def _check_model(model: object) -> None:
     if isinstance(model, torch.jit.ScriptModule):
         raise ConfigError(
             f"the model is a TorchScript {type(model).__name__}, whose code cannot be captured: give the nn.Module "
-            "that it was made from. A part of a model may be one, and stays float"
+            "that it was made from. A part of a model may be one; it stays float, and cannot be exported"
         )
     empty = next((name for name, parameter in model.named_parameters() if parameter.is_meta), None)
     if empty is not None:
@@ -134,6 +135,11 @@ class _Capturing:
 
     def run(self) -> Capture:
         root = self._fresh(fold=False)
+        if any(map(is_lazy, (*root.parameters(), *root.buffers()))):
+            with torch.no_grad():
+                self._first_run(root)  # which gives lazy modules their sizes, in this copy
+            self.model = root
+            root = self._fresh(fold=False)
         wished = find_leaves(root, self.wishes)
         self.known_islands = {path: f"by request: {wish!r}" for path, wish in wished.items() if wish.startswith(ISLAND)}
         leaves = {path: f"by request: {wish!r}" for path, wish in wished.items() if path not in self.known_islands}

@@ -5,6 +5,7 @@ tensors share the memory and are read later, the operation stays in place, and a
 ``written``, so that none of them is quantized. Writes into parameters, buffers and graph inputs stay in place too.
 """
 
+import operator
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -66,7 +67,7 @@ def _why_in_place(node: fx.Node, written: fx.Node, module: nn.Module | None, ord
     """Make one operation functional, or mark all that share its memory and say why it stays."""
     family = _sharing_memory(written, node)  # after ``node``, nothing reads ``written`` itself any more
     readers = [member for member in family if _is_read_after(member, node, order)]
-    if readers:
+    if readers and not _is_put_back(node, written, family, order):
         for member in (*family, node):
             set_facts(member, written=True)
         return f"{readers[0].name} shares the memory it writes to"
@@ -76,6 +77,15 @@ def _why_in_place(node: fx.Node, written: fx.Node, module: nn.Module | None, ord
         return "it has no functional form"
     set_facts(node, shares=())
     return None
+
+
+def _is_put_back(node: fx.Node, written: fx.Node, family: list[fx.Node], order: dict[fx.Node, int]) -> bool:
+    """Whether the result replaces what it was computed from before anything reads that:  x[key] += y."""
+    back = [user for user in node.users if user.target is set_item and user.args[2] is node]
+    if len(back) != 1 or written.target is not operator.getitem or back[0].args[:2] != written.args:
+        return False
+    after = [order[user] for member in family for user in member.users if order[user] > order[node]]
+    return min(after) == order[back[0]]
 
 
 def _is_read_after(member: fx.Node, node: fx.Node, order: dict[fx.Node, int]) -> bool:
