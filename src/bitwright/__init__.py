@@ -4,6 +4,8 @@ import difflib
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from bitwright.garbage import gc_paused as _gc_paused
+
 if TYPE_CHECKING:
     from bitwright.analysis import analyze
     from bitwright.bit_search import search_bits, sensitivity
@@ -144,7 +146,8 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401
         near = difflib.get_close_matches(name, _HOMES, 1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise AttributeError(f"module 'bitwright' has no attribute {name!r}{hint}")
-    value = getattr(importlib.import_module(_HOMES[name]), name)
+    with _gc_paused():  # importing all of it is quicker than looking through all that torch holds
+        value = getattr(importlib.import_module(_HOMES[name]), name)
     globals()[name] = value
     return value
 

@@ -13,8 +13,8 @@ from torch import fx, nn
 
 from bitwright.backends import Backend
 from bitwright.errors import ConfigError
+from bitwright.garbage import gc_paused
 from bitwright.graph import Capture, Leaf, PassResult, capture_model, check_attributes, read_switches, run_stage, runner
-from bitwright.graph.capture.gc_paused import gc_paused
 from bitwright.graph.capture.leaves import spell
 from bitwright.graph.facts import facts, user_name
 from bitwright.graph.names import module_of, node_name

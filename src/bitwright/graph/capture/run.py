@@ -19,9 +19,9 @@ from torch import fx, nn
 from torch.nn.parameter import is_lazy
 
 from bitwright.errors import CaptureError, CaptureWarning, ConfigError, UnknownNameError, suggest
+from bitwright.garbage import gc_paused
 from bitwright.graph.capture.copying import copy_model
 from bitwright.graph.capture.failures import Overwritten, call_model, frames_to_user, reason_for
-from bitwright.graph.capture.gc_paused import gc_paused
 from bitwright.graph.capture.guards import Guard
 from bitwright.graph.capture.hooks import CHANGED, changed_by_hooks
 from bitwright.graph.capture.islands import first_calls, is_single, parts
