@@ -1,4 +1,4 @@
-"""What each stage of prepare costs for nets of 50 to 5,000 nodes, beside plain tracing: ``make bench BENCH=graph``."""
+"""What each stage of prepare costs for nets of 50 to 5,000 nodes, next to plain tracing: ``make bench BENCH=graph``."""
 
 import argparse
 import functools

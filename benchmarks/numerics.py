@@ -1,4 +1,4 @@
-"""What methods cost, in units of ``x.clone()``, beside torch, torchao and Brevitas: ``make bench BENCH=numerics``.
+"""What methods cost, in units of ``x.clone()``, next to torch, torchao and Brevitas: ``make bench BENCH=numerics``.
 
 Memory is used again, as in a training loop that has warmed up: neither the clone nor a method waits for new pages.
 """
@@ -36,7 +36,7 @@ METHODS_AND_GOALS: dict[str, tuple[float | None, float | None]] = {
     "QDropFakeQuantize": FREE,
     "StochasticFakeQuantize": FREE,
 }
-FACTORS = {"torch learnable (C++)": 4.0, "Brevitas": 6.0}  # how much faster LSQ shall be
+FACTORS = {"torch learnable (C++)": 4.0, "Brevitas": 6.0}  # how much faster LSQ must be
 CASES = {
     "activation 64x64x56x56, one scale": ((64, 64, 56, 56), "uint4 symmetric"),
     "activation 16x64x56x56, one scale": ((16, 64, 56, 56), "uint4 symmetric"),

@@ -73,7 +73,7 @@ def naive_entropy(x: Tensor) -> int:
 
 
 def torch_histogram(x: Tensor) -> object:
-    """PyTorch's own HistogramObserver, one batch and the answer; None where it is gone."""
+    """PyTorch's own HistogramObserver on one batch; None if torch no longer has it."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -1,4 +1,4 @@
-"""Fake quantization of other packages, those that are installed, to compare with."""
+"""Fake quantization by other packages, as far as they are installed, for comparison."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""What a training step costs with LSQ W4A4 beside float: ``make bench BENCH=qat_step``.
+"""What a training step costs with LSQ W4A4, compared with float: ``make bench BENCH=qat_step``.
 
 Images of 112x112 in batches of 16 are what one trains such networks with on a processor; at 64x64 the weights of
 ResNet-18 weigh as much as its activations, and the calls of MobileNetV2's many small operators as much as their work.

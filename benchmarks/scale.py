@@ -1,4 +1,4 @@
-"""What save, load, prepare and calibrate cost beside plain torch, in time and memory: ``make bench BENCH=scale``.
+"""What save, load, prepare and calibrate cost next to plain torch, in time and memory: ``make bench BENCH=scale``.
 
 Each step runs in the same process, one after the other, on a model of random weights. Peak memory is what the process
 grew by at most while the step ran, as a multiple of the size of the model's parameters; Linux tells it. Pages of files,
@@ -43,7 +43,7 @@ class Block(nn.Module):
 
 
 def build(millions: float) -> nn.Module:
-    """Blocks in a row with about so many parameters."""
+    """A row of blocks with about this many parameters."""
     count = max(1, round(millions * 1e6 / (8 * WIDTH * WIDTH)))
     return nn.Sequential(*(Block() for _ in range(count)))
 
@@ -197,7 +197,7 @@ PAIRS = {
 
 
 def calibrate_share(millions: float, batches: int) -> float:
-    """Seconds that the calibration of a rank's share takes; all ranks together have so many batches."""
+    """Seconds to calibrate a rank's share; all ranks together have this many batches."""
     torch.manual_seed(0)
     with under_torchrun():
         data = [torch.randn(256, WIDTH) for _ in range(batches)]

@@ -1,4 +1,4 @@
-"""The demo, with hardly any training: the five calls, the file in its runtimes, the report."""
+"""The demo with almost no training: the five calls, the file in its runtimes, the report."""
 
 import re
 

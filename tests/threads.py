@@ -1,4 +1,4 @@
-"""Overlapping threads, and what they must leave behind: ``python -m tests.threads 200`` makes so many rounds.
+"""Overlapping threads, and what they must leave behind: ``python -m tests.threads 200`` runs 200 rounds.
 
 Every round, threads prepare and calibrate a net each, and one reconstructs; every fourth round, one exports and
 verifies instead. What they find must be what they find one after the other, and the process must be as it was.
@@ -84,7 +84,7 @@ def state():
 
 
 def rounds(count):
-    """Make so many rounds; return what went wrong."""
+    """Run this many rounds; return what went wrong."""
     wrong = []
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)

@@ -1,1 +1,1 @@
-"""The accuracy benchmark: what few bits cost on Fashion-MNIST, method by method."""
+"""The accuracy benchmark: what low bit widths cost on Fashion-MNIST, by method."""

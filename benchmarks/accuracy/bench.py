@@ -139,7 +139,7 @@ class Bench:
 
 
 def with_ranges(model: nn.Module, factor: float) -> nn.Module:
-    """The model with every range so many times as wide."""
+    """The model with every range this many times as wide."""
     for quantizer in quantizers(model).values():
         scale, zero_point = quantizer.qparams()
         quantizer.set_qparams(scale * factor, zero_point)

@@ -17,7 +17,7 @@ LOOKED_AT = 2000  # images that say which channels reach their limits
 
 
 def float_model(name: str, seed: int, train: Split, epochs: int) -> nn.Module:
-    """The net of that name, trained with that seed for so many epochs, from the cache if it is there."""
+    """The net of that name, trained with that seed for this many epochs, from the cache if possible."""
     if name == "uneven":
         return make_uneven(float_model("mobilenet", seed, train, epochs), seed)
     if name == "limited":

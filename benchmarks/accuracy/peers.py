@@ -74,7 +74,7 @@ PEERS: dict[str, tuple[str, int, Make]] = {}
 
 
 def peer(name: str, package: str, least: int = 2) -> Callable[[Make], Make]:
-    """Register a recipe of a package that has at least so many bits."""
+    """Register a package's recipe, for at least this many bits."""
 
     def register(make: Make) -> Make:
         PEERS[name] = (package, least, make)

@@ -1,4 +1,4 @@
-"""timm, torchvision and transformers, installed beside the pinned torch in a folder that only the zoo looks into."""
+"""timm, torchvision and transformers, installed next to the pinned torch, in a folder that only the zoo uses."""
 
 import subprocess
 import sys

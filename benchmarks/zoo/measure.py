@@ -46,7 +46,7 @@ class Measuring:
         self.float_row = Row(family.name, family.library, family.kind, "")
 
     def run(self, backend: str) -> None:
-        """Measure one backend; what fails is noted in its row."""
+        """Measure one backend; failures are noted in its row."""
         row = Row(self.family.name, self.family.library, self.family.kind, backend)
         row.steps.update(self.float_row.steps)
         row.notes += self.float_row.notes

@@ -42,7 +42,7 @@ def save(family: Family, folder: Path) -> None:
 
 
 def load(family: Family, folder: Path) -> str:
-    """Load a saved model, made with other random weights; return what differs, or nothing."""
+    """Load a saved model into one with other random weights; return what differs, or nothing."""
     torch.manual_seed(1)
     qmodel = bw.load(folder / "model", lambda: family.build().eval())
     tensors = load_file(folder / "expected.safetensors")

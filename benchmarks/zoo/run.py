@@ -1,4 +1,4 @@
-"""Runs each family in a process of its own, so that a crash, a hang or a memory hog is a row and not the end."""
+"""Runs each family in its own process, so that a crash, a hang or a memory hog costs one row, not the run."""
 
 import os
 import signal
@@ -48,7 +48,7 @@ def _finished(row: Row | None) -> bool:
 
 
 def _note_end(family: Family, folder: Path, backends: list[str], end: str) -> None:
-    """Enter what ended the process in the row that was under way; those after it are measured by another process."""
+    """Write what ended the process into the row it was measuring; another process measures the rows after it."""
     for backend in backends:
         row = read_row(row_path(folder, family.name, backend))
         if _finished(row):
@@ -60,7 +60,7 @@ def _note_end(family: Family, folder: Path, backends: list[str], end: str) -> No
 
 
 def _run(name: str, folder: Path, backends: list[str], libraries: Path, limits: Limits) -> str:
-    """Run a process to its end, and say what ended it."""
+    """Run a process until it ends, and return why it ended."""
     path = os.pathsep.join([str(ROOT / "src"), str(ROOT), str(libraries)])
     settings = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     command = [*COMMAND, name, str(folder), *backends]

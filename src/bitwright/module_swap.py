@@ -11,6 +11,7 @@ from torch import nn
 from bitwright.backends import Backend, find_backend
 from bitwright.errors import ConfigError, UnknownNameError, suggest
 from bitwright.graph import Inputs
+from bitwright.graph.names import replace_modules
 from bitwright.nn.mixins import QuantInputMixin, QuantMixin
 from bitwright.nn.operators import operator_of_module
 from bitwright.nn.opr import QuantOpr
@@ -93,7 +94,7 @@ def _swapped(
             made = swapped[module] = _made(module, name, backend, descriptors)
             decision = Decision(name, module_kind(module), judgement=Judgement(Verdict.INTEGER))
             decisions.record(name, with_own_quantizers(decision, name, made))
-    return replace_modules(model, swapped), decisions
+    return swap_in(model, swapped), decisions
 
 
 def _patterns(given: str | Iterable[str] | None, model: nn.Module) -> list[str] | None:
@@ -158,10 +159,9 @@ def _made(
     return made
 
 
-def replace_modules(model: nn.Module, swapped: Mapping[nn.Module, nn.Module]) -> nn.Module:
+def swap_in(model: nn.Module, swapped: Mapping[nn.Module, nn.Module]) -> nn.Module:
     """Replace modules by others, under all their names; return the model, which may be one of them."""
-    for parent in list(model.modules()):
-        parent._modules.update({n: swapped[m] for n, m in parent._modules.items() if m in swapped})
+    replace_modules(model, swapped)
     made = set(swapped.values())
     for parent in model.modules():
         if isinstance(parent, nn.TransformerEncoderLayer) and any(

@@ -364,7 +364,7 @@ def _checked() -> None:
 
 @_check
 def _proxies() -> bool:
-    """fx.Proxy needs no more than a node and a tracer, and asks its tracer for every torch function and operator."""
+    """fx.Proxy needs only a node and a tracer, and asks its tracer for every torch function and operator."""
 
     class Recording(fx.Tracer):
         def create_proxy(self, *args: object, **options: object) -> None:  # pyrefly: ignore

@@ -71,7 +71,7 @@ class Unruly(nn.Module):
 
 
 class Uneven(nn.Module):
-    """Calls its layer once more in float than quantized."""
+    """Calls its layer one more time in float than quantized."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -271,7 +271,7 @@ def test_dice_and_writes_into_the_input_do_not_disturb():
     assert torch.equal(given, batch)
 
 
-def test_a_call_without_a_counterpart_is_not_held_against_the_next_batch():
+def test_a_call_without_a_counterpart_is_not_compared_with_the_next_batch():
     torch.manual_seed(0)
     batches = [torch.randn(4, 8) for _ in range(3)]
     model = calibrate(prepare(Uneven(), batches[0]), batches)

@@ -103,7 +103,7 @@ def test_settings_that_are_computed():
 
 
 class Queries(nn.Module):
-    """A table split into positions and contents, which several layers read, as in detectors."""
+    """A table split into positions and contents that several layers read, as in detectors."""
 
     def __init__(self, width=8):
         super().__init__()

@@ -134,7 +134,7 @@ def mutated_data(data, rng: random.Random):
 
 
 def mutated_text(text: str, rng: random.Random) -> str:
-    """The same text with a few characters wrong."""
+    """The same text with a few wrong characters."""
     for _ in range(rng.choice((1, 1, 3))):
         at = rng.randrange(len(text) + 1)
         text = text[:at] + rng.choice(_BITS) + text[at + rng.randrange(3) :]

@@ -67,7 +67,7 @@ def test_mse_tries_the_centre_of_every_bin(bits, unsigned):
 
 
 def divergence(counts, cut, levels):
-    """Of the first bins at so many levels from all of them, bin by bin."""
+    """The divergence of the first bins, at this many levels, from all bins."""
     kept = counts[:cut]
     level = np.digitize(range(cut), np.linspace(0, cut, levels + 1)) - 1
     candidate = np.zeros(cut)

@@ -202,7 +202,7 @@ def test_the_layers_replaced_are_the_old_ones(restored):
     assert nn.Conv2d is quant_nn.QuantConv2d
     assert nn.LSTM is quant_nn.QuantLSTM
     assert nn.Linear is not quant_nn.QuantLinear
-    quant_modules.initialize()  # once more, as notebooks do
+    quant_modules.initialize()  # again, as notebooks do
     assert nn.Linear is quant_nn.QuantLinear
     pytorch_quantization.deactivate()
     assert nn.Conv2d is originals[3]

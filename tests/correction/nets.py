@@ -48,7 +48,7 @@ def trained(net: nn.Module | None = None) -> nn.Module:
 
 
 def calibrated(net: nn.Module, bits: int = 3, batches: list[Tensor] | None = None, **recipe: object) -> nn.Module:
-    """The net with weights of so many bits."""
+    """The net with weights of this many bits."""
     batches = batches or data()
     given = {"backend": "virtual", "weight": f"int{bits} symmetric narrow channel:0", "activation": "uint8", **recipe}
     qmodel = bw.prepare(copy.deepcopy(net), batches[0], recipe=given)

@@ -50,7 +50,7 @@ def test_other_activations_are_integrated():
 
 
 class Pair(nn.Module):
-    """Two convolutions with all that lies between them in a normal net."""
+    """Two convolutions and everything that is usually between them."""
 
     def __init__(self, act: nn.Module, padding: int = 0) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ def test_the_shift_is_the_formula(act):
 @pytest.mark.parametrize("padding", [0, 1])
 @pytest.mark.parametrize("act", [nn.ReLU(), nn.SiLU()])
 def test_means_of_drawn_data_agree(act, padding):
-    """Normal inputs make normal sums, so what is expected is what comes out, but for luck."""
+    """Normal inputs make normal sums, so the expectation is met, apart from chance."""
     source = torch.Generator().manual_seed(3)
     batches = [torch.randn(256, 3, 10, 10, generator=source) for _ in range(2)]
     net = Pair(act, padding)

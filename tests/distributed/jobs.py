@@ -1,4 +1,4 @@
-"""What two or four ranks do in the tests, each in a process of its own; what they find goes into files."""
+"""What two or four ranks do in the tests, each in its own process; they write what they find to files."""
 
 import json
 import os

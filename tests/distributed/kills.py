@@ -1,4 +1,4 @@
-"""Kill a rank at a random moment, and see how soon the others end: ``python -m tests.distributed.kills 20 4``.
+"""Kill a rank at a random moment, and measure how soon the others end: ``python -m tests.distributed.kills 20 4``.
 
 The first number says how often per job, the second is the number of ranks. Nothing but the ranks themselves watches
 them, as ``torchrun`` would: a rank that waits for one that is gone must find out by itself, long before its timeout.

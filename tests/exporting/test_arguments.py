@@ -1,4 +1,4 @@
-"""What users ask of a file: names of inputs, outputs, sizes and model, the opset, and tensors in a file beside."""
+"""What users ask of a file: names of inputs, outputs, sizes and model, the opset, and tensors in a second file."""
 
 import errno
 from functools import cache

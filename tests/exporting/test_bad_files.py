@@ -160,7 +160,7 @@ def mutated(data: bytes, randomness: random.Random) -> bytes:
 
 
 def note_checksum(model: onnx.ModelProto, victim: Path) -> None:
-    """Let a bundle's model know the checksum of what is beside it now."""
+    """Put the checksum of the changed file of ranges into the bundle's model."""
     for entry in model.metadata_props:
         if entry.key == BUNDLE:
             note = json.loads(entry.value)
@@ -198,7 +198,7 @@ def packed(members: dict[str, bytes]) -> bytes:
 
 @pytest.mark.parametrize(("format", "name"), [("openvino", "net.xml"), ("torch", "net.pt2"), ("onnx", "net.onnx")])
 def test_random_changes_of_larger_files_raise_only_our_errors(format: str, name: str, tmp_path: Path) -> None:
-    """An OpenVINO IR, a program of torch, and ONNX whose large tensors are beside it."""
+    """An OpenVINO IR, a program of torch, and ONNX with large tensors in a second file."""
     torch.manual_seed(0)
     net, x = nn.Sequential(nn.Flatten(), nn.Linear(8, 128)).eval(), torch.randn(2, 2, 2, 2)
     model = bw.calibrate(bw.prepare(net, x, "openvino"), [x], progress=False)

@@ -172,7 +172,7 @@ def test_file_of_ranges_is_not_taken_for_the_model(snpe: tuple[nn.Module, torch.
 
 
 def mutations(data: dict) -> dict[str, tuple[dict, str]]:
-    """Encodings with one mistake each, and what is said of it."""
+    """Encodings with one mistake each, and the message about it."""
 
     def changed(**entry: object) -> dict:
         made = json.loads(json.dumps(data))

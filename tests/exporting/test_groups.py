@@ -59,7 +59,7 @@ def test_products_of_groups_are_torchs():
 
 
 class Counts(nn.Module):
-    """Sorts and counts, beside a layer that is quantized."""
+    """Sorts and counts, next to a quantized layer."""
 
     def __init__(self, **limits):
         super().__init__()

@@ -46,7 +46,7 @@ class Decoder(nn.Module):
 
 
 class Growing(nn.Module):
-    """A cache that is empty at first, beside a constant that is not."""
+    """A cache that starts empty, next to a constant that does not."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -106,7 +106,7 @@ def test_other_levels_than_those_of_nnie_are_refused(rule: dict, message: str, t
 
 
 def nnie_mistakes(data: dict) -> dict[str, str]:
-    """Parameter files with one mistake each, by what is said of it."""
+    """Parameter files with one mistake each, by the message about it."""
 
     def changed(change: object) -> str:
         made = json.loads(json.dumps(data))

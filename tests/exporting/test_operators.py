@@ -87,7 +87,7 @@ class Attentions(nn.Module):
 
 
 class NormAfterWindows(nn.Module):
-    """A float norm after a reshape to sizes of which runtimes cannot follow one."""
+    """A float norm after a reshape, one of whose sizes runtimes cannot follow."""
 
     def __init__(self, channels: int = 32) -> None:
         super().__init__()

@@ -180,7 +180,7 @@ def test_more_samples_than_channels(size: int, tmp_path: Path) -> None:
 
 
 class Largest(nn.Module):
-    """A call with two results, of which one is read, on a tensor that is quantized for a layer."""
+    """A call with two results, only one of them read, on a tensor that is quantized for a layer."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -53,7 +53,7 @@ class Case:
         return method
 
     def wide(self, param):
-        """A parameter against the values, expanded in the plain way."""
+        """A parameter expanded to the shape of the values, in the most direct way."""
         grain = self.spec.granularity
         axis = getattr(grain, "axis", None)
         return broadcast(param, self.x, axis, getattr(grain, "size", None))

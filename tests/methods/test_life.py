@@ -223,7 +223,7 @@ def test_compiled_training_step_equals_eager():
 
 
 def test_compiled_kernel_gives_the_eager_results(monkeypatch):
-    """Bit for bit, but for sums; one kernel only, because compilation takes seconds."""
+    """Bit for bit, except sums; one kernel only, because compilation takes seconds."""
     monkeypatch.setenv("BITWRIGHT_COMPILE", "1")
     x, g = torch.randn(2, 4, SMALL // 8), torch.randn(2, 4, SMALL // 8)
     kernel, args = clipped._gradients, (torch.full((4, 1), 0.3), torch.zeros(4, 1), -8, 7)

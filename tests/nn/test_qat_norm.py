@@ -178,7 +178,7 @@ def test_by_the_statistics_of_the_batch_itself_both_ways_are_one(kind):
     weight, bias = layer.unfolded()
     z = operator(layer, x, weight, bias)
     dims = [d for d in range(z.ndim) if d != 1]
-    expected = layer(x)  # with momentum 1 the running statistics become the batch's, but for the unbiased variance
+    expected = layer(x)  # with momentum 1 the running statistics become the batch's, except for the unbiased variance
     count = z.numel() // z.shape[1]
     norm.running_var.mul_((count - 1) / count)
     assert torch.allclose(norm.running_mean, z.mean(dims))
@@ -277,7 +277,7 @@ def test_freezing_holds_in_training_mode():
 def test_a_part_is_frozen_by_the_layer_or_by_the_norm():
     model, _, x = prepared()
     bw.unfreeze_batchnorm(model.train())
-    bw.freeze_batchnorm(model.get_submodule("stem.0"))  # its norm is beside it
+    bw.freeze_batchnorm(model.get_submodule("stem.0"))  # its norm is next to it
     assert moved(model, x) == {"body.1", "late"}
     bw.freeze_batchnorm(model.get_submodule("body.1"))
     assert moved(model, x) == {"late"}
@@ -333,7 +333,7 @@ def test_evaluation_after_training_is_the_deployed_form(frozen):
     assert torch.allclose(out, expected, atol=1e-5)
 
 
-def test_a_frozen_step_computes_what_is_deployed_but_for_the_rounding_of_the_bias():
+def test_a_frozen_step_computes_what_is_deployed_except_for_the_rounding_of_the_bias():
     model, _, x = prepared()
     expected = model.get_submodule("stem.0")(x)
     found = model.train().get_submodule("stem.0")(x)

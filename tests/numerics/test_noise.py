@@ -22,7 +22,7 @@ def test_noise_is_fair():
     assert abs(deviation - 255) < 4 * 510**0.5
     for lag in (1, 2, 8, 56, 64, 512, 4608, 65536):
         assert abs(float((u[lag:] * u[:-lag]).mean())) * 12 * n**0.5 < 4.5, lag
-    for block in (16, 256, 4096):  # means of rows and of columns spread as those of independent numbers
+    for block in (16, 256, 4096):  # means of rows and columns spread like those of independent numbers
         for table in (u.view(-1, block), u.view(block, -1).T):
             assert float(table.mean(1).var()) * 12 * block == pytest.approx(1, abs=5 * (2 * block / n) ** 0.5)
     for other in (draw_key(torch.empty(0)), key + torch.tensor([0, 1], dtype=torch.int32)):

@@ -100,7 +100,7 @@ def test_a_wrong_result_is_found_and_eager_takes_over(fault, params, monkeypatch
 
 
 @pytest.mark.parametrize("formula", [*FORMULAS, first_channel])
-def test_a_wrong_formula_is_found_although_the_data_does_not_show_it(formula, monkeypatch, caplog):
+def test_a_wrong_formula_is_found_even_if_the_data_does_not_show_it(formula, monkeypatch, caplog):
     compiled_to(monkeypatch, lambda _, *args: formula(*args))
     x = torch.full((2, 16, SMALL // 16), 0.0)  # every formula is right for zeros
     run_and_expect_eager(Fused(qdq.nearest_level.eager), (x, *PER_CHANNEL, -8, 7), caplog)

@@ -18,7 +18,7 @@ WAYS = ("a file in the package", "code of the user", "another distribution")
 
 
 def outcome(folder, script, *paths):
-    """What the script prints, run where only these folders are importable besides what is installed."""
+    """What the script prints when only these folders and installed packages can be imported."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))}
     command = [sys.executable, "-c", script]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=folder)

@@ -57,7 +57,7 @@ def operators(graph):
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
-    """The same net with names that are no one else's, and its file."""
+    """The same net with names that nothing else uses, and its file."""
     torch.manual_seed(0)
     return exported(Nested("conv", "conv"), tmp_path_factory.mktemp("plain"))
 

@@ -1,4 +1,4 @@
-"""Rules reach operators that a schedule replaces by others, by the names and kinds that the user knows."""
+"""Rules with the user's names and kinds reach operators that a schedule replaces."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Which activations cannot be negative, and get unsigned specs if that is wished."""
+"""Which activations cannot be negative, and get unsigned specs on request."""
 
 import torch
 import torch.nn.functional as F

@@ -1,4 +1,4 @@
-"""What takes the place of layers and functions."""
+"""What replaces layers and functions."""
 
 import torch
 import torch.nn.functional as F
@@ -61,7 +61,7 @@ def test_swapped_layers_keep_what_they_are():
     assert not any(m.training for m in model.modules())
 
 
-def test_a_users_module_keeps_its_float_weight_where_that_is_asked():
+def test_a_users_module_keeps_its_float_weight_on_request():
     class Gain(nn.Module):
         def __init__(self):
             super().__init__()

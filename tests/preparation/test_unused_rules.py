@@ -25,7 +25,7 @@ def test_a_rule_without_effect_is_refused(rule, message):
         bw.prepare(Small(), image(), recipe={"rules": [rule]})
     assert message in str(caught.value)
     bw.prepare(Small(), image(), recipe={"rules": [rule | {"optional": True}]})
-    # One that a later rule overrules is no mistake.
+    # A rule that a later one overrules is not a mistake.
     bw.prepare(Small(), image(), recipe={"rules": [rule, {"match": rule["match"], "skip": True}]})
 
 

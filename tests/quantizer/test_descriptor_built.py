@@ -195,7 +195,7 @@ def test_learned_ranges():
     with torch.no_grad():
         quantizer.clip.clip_value_max.fill_(0.4)
     assert torch.equal(quantizer(X), formula(X.clamp(-0.5, 0.4), 0.5))
-    assert quantizer.uniform  # but for the ends, which a file clips to
+    assert quantizer.uniform  # except for the ends, which a file clips to
     assert [float(end) for end in quantizer.method.limits()] == pytest.approx([-0.5, 0.4])
     quantizer.disable_quant()
     assert not quantizer.uniform

@@ -79,7 +79,7 @@ def test_a_scale_of_one_element_loads_as_a_number():
     state = {"scale": torch.tensor([0.5]), "zero_point": torch.tensor([3], dtype=torch.int32)}
     quantizer.load_state_dict(state)
     assert (quantizer.scale.shape, float(quantizer.scale), int(quantizer.zero_point)) == ((), 0.5, 3)
-    assert quantizer.mode is Mode.OFF  # of which such a state says nothing
+    assert quantizer.mode is Mode.OFF  # such a state does not contain it
     assert list(state) == ["scale", "zero_point"]
 
 

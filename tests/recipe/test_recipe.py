@@ -206,7 +206,7 @@ def test_matching_by_class_and_node(match, expected):
     assert Rule(match=match).matches(subject) is expected
 
 
-def test_lost_rules_of_every_kind_get_suggestions_and_optional_ones_none():
+def test_rules_without_a_match_get_suggestions_unless_they_are_optional():
     known = [RuleTarget("layer1.0.conv1", "layer1.0", "conv2d", ("Conv2d", "Block"), "layer1_0_conv1")]
     bad = Recipe.parse({"rules": [{"match": "type:Conv3d"}, {"match": "node:layer1_0_conv"}]})
     with pytest.raises(UnknownNameError) as caught:

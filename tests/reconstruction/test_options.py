@@ -92,7 +92,7 @@ def test_errors_go_down_or_stay(name, options):
 
 @pytest.fixture(scope="module")
 def digits():
-    """A residual net that was trained briefly on real digits, images to reconstruct with, and others to look at."""
+    """A residual net trained briefly on real digits, images to reconstruct with, and others for comparison."""
     datasets = pytest.importorskip("sklearn.datasets")
     images, labels = datasets.load_digits(return_X_y=True)
     images, labels = torch.from_numpy(images).float().reshape(-1, 1, 8, 8) / 16, torch.from_numpy(labels)
@@ -126,7 +126,7 @@ def test_predictions_come_nearer_if_they_count(digits):
 
 
 def test_predictions_are_made_of_quantized_activations(digits, monkeypatch):
-    """QDrop drops activations for the unit's error, and none for the predictions."""
+    """QDrop drops activations when it measures the unit's error, but not for predictions."""
     net, batches, _ = digits
     model = bw.calibrate(bw.prepare(net, batches[0], recipe="W2A4"), batches)
     quantize, kept = QDropFakeQuantize.quantize, []

@@ -103,7 +103,7 @@ def test_with_quantizers_off_the_model_is_still_the_float_one():
     assert all(p.requires_grad for n, p in model.named_parameters() if "rounding" not in n)
 
 
-def test_the_same_seed_gives_the_same_model_and_another_one_does_not():
+def test_the_same_seed_gives_the_same_model_and_another_seed_does_not():
     models = [run(seed=seed, keep=0.5)[0] for seed in (3, 3, 4)]
     assert same(weights(models[0]), weights(models[1]))
     scales = [[float(q.scale.sum()) for q in quantizers(m).values()] for m in models]
@@ -231,7 +231,7 @@ def test_a_model_with_nothing_to_learn_is_refused():
 
 @pytest.mark.parametrize("options", [{}, {"prediction": 1.0}, {"loss": "fisher"}])
 def test_a_corrected_model_comes_near_the_float_model_as_it_was(options):
-    """Correctors change what the model computes in float; that is not what units shall come near."""
+    """Correctors change what the model computes in float; units must not approach that."""
     model, batches = calibrated("residual", "W2A4")
     with torch.no_grad():
         for q in (modes := {q: q.mode for q in quantizers(model).values()}):

@@ -25,7 +25,7 @@ def test_an_inverted_residual_without_shortcut_is_a_unit_like_one_with_it(recipe
     assert [u.name for u in units("inverted", recipe=recipe)] == ["0", "2", "3", "6"]
 
 
-def test_transformer_blocks_are_units_and_the_mask_is_no_obstacle():
+def test_transformer_blocks_are_units_despite_the_mask():
     found = units("transformer")
     assert [u.name for u in found] == ["blocks.0", "blocks.1", "head"]
     assert [[n.name for n in u.inputs if n.op == "placeholder"] for u in found] == [["x", "mask"], ["mask"], []]

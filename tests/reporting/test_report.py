@@ -1,4 +1,4 @@
-"""The page: its numbers, its safety, that it needs nothing but itself, and its table in a browser."""
+"""The page: its numbers, that it is safe and self-contained, and its table in a browser."""
 
 import base64
 import hashlib

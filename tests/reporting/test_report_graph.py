@@ -96,7 +96,7 @@ def test_before_and_after():
     assert after.titles["uint8"].endswith("uint8 affine tensor")
 
 
-def test_every_edge_is_drawn_and_goes_past_what_it_does_not_concern():
+def test_every_edge_is_drawn_and_avoids_other_boxes():
     spots = [NodeSketch("a", "a", "", "", "input", ())]
     spots += [NodeSketch(n, n, "neg", "", "operator", (p,)) for p, n in zip("abc", "bcd", strict=True)]
     spots.append(NodeSketch("e", "e", "add", "", "operator", ("d", "a")))

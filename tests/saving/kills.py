@@ -60,7 +60,7 @@ def start(folder):
 
 
 def written(folder):
-    """What stands under its final name, but for digests of the environment."""
+    """Everything under its final name, except digests of the environment."""
     saved = [f"{name}/{part}" for name in (BLOCKS, FOLDER) for part in ("model.safetensors", "recipe.yaml")]
     return {part: (folder / part).read_bytes() for part in (*saved, FILE) if (folder / part).exists()}
 

@@ -145,7 +145,7 @@ def save_zoo(folder):
 
 
 def load_elsewhere(folder):
-    """Say what each saved case computes in a process that orders sets otherwise."""
+    """Print what each saved case computes, in a process that orders sets differently."""
     mine = os.environ.get("PYTHONHASHSEED", "random")
     command = [sys.executable, "-m", "tests.saving.matrix", str(folder)]
     environment = {**os.environ, "PYTHONHASHSEED": "7" if mine != "7" else "8"}

@@ -35,7 +35,7 @@ class Small(nn.Module):
 
 
 class Tokens(nn.Module):
-    """Looks numbers up, and has a part that runs as written."""
+    """Has a lookup table, and a part that runs as written."""
 
     def __init__(self):
         super().__init__()

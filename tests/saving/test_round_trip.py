@@ -1,4 +1,4 @@
-"""What was saved comes back, whatever was done to the model before: the same in evaluation and training."""
+"""A saved model loads with the same behaviour in evaluation and training, whatever was done to it before."""
 
 import warnings
 

@@ -30,7 +30,7 @@ def run(
     free: tuple[int, ...] = (0,),
     kind: int = TensorProto.UINT8,
 ):
-    """What onnxruntime's kernel gives; inputs are constants but for those at the positions ``free``."""
+    """What onnxruntime's kernel gives; inputs are constants, except those at the positions ``free``."""
     arrays = {f"i{i}": np.asarray(a) for i, a in enumerate(inputs)}
     given = {name: a for name, a in arrays.items() if int(name[1:]) in free}
     infos = [
@@ -115,7 +115,7 @@ def _weighted(draw: Draw, channels: int) -> tuple[np.ndarray, np.ndarray | None]
 
 
 def _result(draw: Draw, products: int, step: Any) -> np.float32:
-    """A scale of which a few hundred hold most sums."""
+    """A scale such that a few hundred steps cover most sums."""
     return draw.scale(float(np.mean(step)) * np.sqrt(products) * 30)
 
 

@@ -1,4 +1,4 @@
-"""Every way to a proof that is not deserved: runtimes that lie, odd limits and batches, results of every type."""
+"""Attempts to get an undeserved proof: runtimes that lie, odd limits and batches, results of every type."""
 
 import math
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +15,7 @@ from bitwright.verification.outputs import OutputTally, _share
 
 
 def lie(name, run=None, executed=None):
-    """A runtime that is onnxruntime, but for what it says."""
+    """onnxruntime, except for what it reports."""
 
     class Liar(RUNTIMES.get("onnxruntime")):
         def session(self, file, threads=0, *, as_is=False):
@@ -99,7 +99,7 @@ def test_runtime_that_does_not_tell_what_it_executed(several) -> None:
 
 
 def test_runtime_that_hides_operators(several) -> None:
-    """One operator in integers is not all of them, if there are layers of which it says nothing."""
+    """One operator in integers is not all of them, if the runtime does not mention some layers."""
     model, file, x = several
     one = [Executed("QGemm", "compute", integer=True, microseconds=1.0)]
     proof = bw.verify(

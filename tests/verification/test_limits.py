@@ -1,4 +1,4 @@
-"""Limits: what was not measured keeps none, NaN least of all, and without limits nothing is judged."""
+"""Limits: what was not measured misses every limit, and so does NaN; without limits nothing is judged."""
 
 import math
 

@@ -165,7 +165,7 @@ def test_results_of_every_kind_are_compared_in_order(tmp_path: Path, kind: str) 
 
 
 def test_what_equals_the_simulation_needs_no_watched_tensors() -> None:
-    """A value on a border may be rounded otherwise while it is watched."""
+    """A value on a rounding border may be rounded differently while it is watched."""
     x = torch.tensor([1.0, -2.0, 4.0])
     for result, local in ((x, 0.0), (x + 0.4, 0.05)):
         tally = OutputTally(["y"], set())

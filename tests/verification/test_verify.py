@@ -159,7 +159,7 @@ def test_flat_softmax_is_right(tmp_path: Path) -> None:
 
 
 def test_signed_activations_are_written_unsigned(tmp_path: Path) -> None:
-    """The integer kernels of onnxruntime want u8: the integers are shifted, the values are the same."""
+    """Onnxruntime's integer kernels need u8: the integers are shifted, and the values stay the same."""
     torch.manual_seed(0)
     x = torch.randn(4, 3, 16, 16)
     model = bw.calibrate(bw.prepare(Residual().eval(), x, activation="int8"), [x])

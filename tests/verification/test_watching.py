@@ -1,4 +1,4 @@
-"""Which quantizers OpenVINO does not round: what is said of an executed file, held against what it computes."""
+"""Which quantizers OpenVINO does not round: what we report about an executed file, compared with what it computes."""
 
 from pathlib import Path
 

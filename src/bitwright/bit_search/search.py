@@ -139,7 +139,7 @@ def _search(
         sum(layer.size(bits[option]) for layer, option in options.items()),
         sum(layer.bit_operations(bits[option]) for layer, option in options.items()),
         _recipe(ledger, chosen),
-        None if seconds is None else sum(row[i] for row, i in zip(seconds, options.values(), strict=True)),
+        None if seconds is None else _added_up(seconds, (), list(options.values())),
     )
 
 

@@ -242,11 +242,15 @@ def run(cell: Cell, data: Tensor, sizes: list[int], start: State, *, reverse: bo
     for t in reversed(range(len(steps))) if reverse else range(len(steps)):
         going = sizes[t]
         if going > state[0].shape[0]:  # backwards, shorter sequences join in
-            state = tuple(torch.cat([s, new[s.shape[0] : going]]) for s, new in zip(state, start, strict=True))
+            state = _joined(state, tuple(s[state[0].shape[0] : going] for s in start))
         elif going < state[0].shape[0]:  # forwards, they leave
             ended.append(tuple(s[going:] for s in state))
             state = tuple(s[:going] for s in state)
         state = cell(steps[t], state)
         outputs[t] = state[0]
-    last = tuple(torch.cat([s, *(e[i] for e in reversed(ended))]) for i, s in enumerate(state)) if ended else state
-    return torch.cat(outputs), last
+    return torch.cat(outputs), _joined(state, *reversed(ended)) if ended else state
+
+
+def _joined(*states: State) -> State:
+    """The states of several groups of sequences as one."""
+    return tuple(torch.cat(parts) for parts in zip(*states, strict=True))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bitwright.errors import CalibrationError, ConfigError, suggest
 from bitwright.observers import Observer
-from bitwright.observers.magnitude import MagnitudeObserver
+from bitwright.observers.magnitude import CHOICES, MagnitudeObserver
 from bitwright.quantizer.descriptor import QuantDescriptor
 from bitwright.spec import QuantSpec
 
@@ -109,11 +109,7 @@ class MaxCalibrator(Calibrator):
 class HistogramCalibrator(Calibrator, MagnitudeObserver):
     """Keeps a histogram of ``|x|``, from which amax is chosen to lose little; it is that of MagnitudeObserver.
 
-    Args:
-        num_bins: bins that thresholds are counted in, over the range seen.
-        grow_method: ignored; older code gives it.
-        skip_zeros: leave zeros out, as after a ReLU.
-        torch_hist: ignored; older code gives it.
+    ``grow_method`` and ``torch_hist`` do nothing; older code gives them.
     """
 
     def __init__(
@@ -134,19 +130,9 @@ class HistogramCalibrator(Calibrator, MagnitudeObserver):
     def compute_amax(
         self, method: str = "entropy", *, stride: int = 1, start_bin: int = 128, percentile: float = 99.99
     ) -> Tensor | None:
-        """Choose amax, or None if nothing was seen.
-
-        Args:
-            method: ``"entropy"`` loses least information, ``"mse"`` has the smallest error,
-                ``"percentile"`` keeps a share.
-            stride: try only every so many bins (entropy and mse).
-            start_bin: the first bin to try (entropy and mse).
-            percentile: how many per cent of the values to represent.
-        """
-        if method not in ("entropy", "mse", "percentile"):
-            raise TypeError(
-                f"Unknown calibration method {method!r}{suggest(str(method), ('entropy', 'mse', 'percentile'))}"
-            )
+        """Choose amax by the options of MagnitudeObserver, or None if nothing was seen."""
+        if method not in CHOICES:
+            raise TypeError(f"Unknown calibration method {method!r}{suggest(str(method), CHOICES)}")
         if not self.batches:
             return None
         if not self.histogram.finite:

@@ -199,10 +199,9 @@ def _unlike(given: Any, saved: Any) -> str:  # noqa: ANN401
         now, was = (f"{t.dtype}{list(t.shape)}" for t in (given, saved))
         return "" if now == was else f"{now}, not {was}"
     if given.kind in ("tuple", "list", "dict"):
-        if given.keys != saved.keys or len(given.items) != len(saved.items):
-            return f"{given.keys or len(given.items)}, not {saved.keys or len(saved.items)}"
-        return next(filter(None, map(_unlike, given.items, saved.items)), "")
-    return "" if given == saved else f"{given.value!r}, not {saved.value!r}" if given.kind == "value" else ""
+        now, was = given.keys or len(given.items), saved.keys or len(saved.items)
+        return next(filter(None, map(_unlike, given.items, saved.items)), "") if now == was else f"{now}, not {was}"
+    return f"{given.value!r}, not {saved.value!r}" if given.kind == "value" and given != saved else ""
 
 
 def _prepared(files: _Files, model: nn.Module, inputs: object, backend: Backend) -> nn.Module:

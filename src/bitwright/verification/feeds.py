@@ -15,7 +15,7 @@ def feeds_of(model: nn.Module, file: LoadedFile, inputs: Inputs) -> dict[str, np
     wanted = file.record.inputs if file.record is not None else ()
     try:
         named = flat_inputs(model, inputs)
-    except TypeError:  # it is no call of the model
+    except TypeError:  # it is not a call of the model
         named = {}
     if len(wanted) != len(file.inputs) or any(n not in named for n in wanted):
         taken = ", ".join(wanted or file.inputs) or "no input"

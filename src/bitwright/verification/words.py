@@ -15,11 +15,15 @@ def in_words(proof: Proof) -> str:
     lines = [f"{proof.file}: {proof.size / 1e6:.2f} MB, {smaller(proof.size, proof.float_size)} than FP32"]
     for runtime in proof.runtimes.values():
         lines += runtime_in_words(runtime)
-    lines += [f"advice: {line}" for line in violations_in_words(v for v in proof.violations if v.advice)]
     broken = violations_in_words(v for v in proof.violations if not v.advice)
-    lines += [f"VIOLATED: {line}" for line in broken if line not in proof.missed]
-    lines += [f"note: {note}" for note in proof.notes]
-    lines += [f"MISSED: {miss}" for miss in proof.missed]
+    told = {
+        "advice": violations_in_words(v for v in proof.violations if v.advice),
+        "VIOLATED": [line for line in broken if line not in proof.missed],
+        "note": proof.notes,
+        "MISSED": proof.missed,
+    }
+    for kind, those in told.items():
+        lines += [f"{kind}: {line}" for line in those]
     return "\n".join([*lines, proof.verdict])
 
 

@@ -207,7 +207,7 @@ def test_what_is_quantized_besides_and_what_is_not(model, x):
     assert done["layer1.1.conv1"] == done["layer2.0.conv1"] == done["layer2.0.conv2"] == "float"
     assert done["layer2.1.conv2"] == "float"
     assert done["layer2.1.conv1"] == "integer"
-    assert type(made.layer1[1].conv1) is nn.Conv2d  # a nested name: MQBench knew those of the top level only
+    assert type(made.layer1[1].conv1) is nn.Conv2d  # a nested name: MQBench knew only the top level
     calibrated(made, x)
     assert made(x).isfinite().all()
     without = prepare_by_platform(

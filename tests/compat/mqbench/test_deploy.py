@@ -49,7 +49,7 @@ def run(path, x):
 
 
 def close(got, expected):
-    """Equal but for a step of the last integers, for at most a few values."""
+    """Equal, except that a few values may be one integer off."""
     difference = np.abs(got - expected.detach().numpy())
     return difference.max() <= 0.05 * float(expected.abs().max()) and np.median(difference) <= 1e-5
 

@@ -131,7 +131,7 @@ for kind in (Small, OtherWay):
     parallel = torch.nn.parallel.DistributedDataParallel(made)
     values = {name: p.detach().clone() for name, p in parallel.named_parameters()}
     optimizer = torch.optim.SGD(parallel.parameters(), lr=0.1)
-    train(parallel, optimizer, seed=rank)  # other data on each rank: ranges are those of all
+    train(parallel, optimizer, seed=rank)  # different data on each rank: ranges cover the data of all
     assert not [n for n, p in parallel.named_parameters() if torch.equal(p, values[n])]
     torch.save({n: p.detach() for n, p in made.named_parameters()}, f"{folder}/{kind.__name__}{rank}.pth")
 torch.distributed.barrier()

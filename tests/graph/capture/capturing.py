@@ -48,7 +48,7 @@ def prepared(model, example, *others):
     model = model.eval()
     quantized = bw.prepare(
         model, example, recipe={"schedules": {"split_attention": False}}
-    )  # its parts round otherwise
+    )  # its parts round differently
     assert bw.ledger_of(quantized).islands == {}
     assert isinstance(quantized, CapturedModel)
     for inputs in (example, *others):

@@ -142,7 +142,7 @@ def test_containers_of_modules_and_parameters():
     assert unused == {"steps.0.weight", "steps.0.bias"}
 
 
-def test_a_parameter_read_behind_the_back_of_the_trace_is_not_frozen():
+def test_a_parameter_read_without_being_traced_is_not_frozen():
     class Penalized(nn.Module):
         def __init__(self):
             super().__init__()

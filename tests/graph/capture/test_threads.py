@@ -58,7 +58,7 @@ def test_threads_prepare_at_once():
 
 
 class Waiting(nn.Module):
-    """Stops in the middle of its trace until it is told to go on."""
+    """Stops in the middle of its trace until it may continue."""
 
     def __init__(self):
         super().__init__()
@@ -178,7 +178,7 @@ assert torch.equal(compiled(x), x)
 """
 
 
-def test_torch_compile_is_as_ever_after_it_was_loaded_by_a_captured_model():
+def test_torch_compile_works_as_before_after_a_captured_model_loaded_it():
     subprocess.run([sys.executable, "-c", AFTER_A_COMPILED_MODEL], check=True, timeout=300)
 
 

@@ -8,7 +8,7 @@ import bitwright as bw
 
 
 class Branches(nn.Module):
-    """A norm beside a convolution, as in nets that are reparametrized for deployment."""
+    """A norm in parallel to a convolution, as in nets that are reparametrized for deployment."""
 
     def __init__(self, before=torch.relu):
         super().__init__()

@@ -181,7 +181,7 @@ RULES = {
 
 @pytest.mark.parametrize("strategy", list(ReplaceStrategy))
 @pytest.mark.parametrize("rule", RULES)
-def test_a_right_rewrite_keeps_the_meaning_of_any_graph_and_leaves_nothing_to_do(rule, strategy):
+def test_a_correct_rewrite_keeps_what_any_graph_computes_and_leaves_no_match(rule, strategy):
     ops, action = RULES[rule]
     rewritten = 0
     for seed in range(40):
@@ -199,7 +199,7 @@ def test_a_right_rewrite_keeps_the_meaning_of_any_graph_and_leaves_nothing_to_do
 
 
 def random_arithmetic(chance):
-    """Sums, negations and absolute values of an input, all of which its output needs."""
+    """Sums, negations and absolute values of an input; the output needs all of them."""
     graph = fx.Graph()
     nodes = [graph.placeholder("x")]
     for _ in range(chance.randint(4, 14)):

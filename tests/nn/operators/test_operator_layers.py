@@ -102,7 +102,7 @@ for d in (1, 2, 3):
 
 
 class OutputSize(nn.Module):
-    """A transposed convolution that is told how large its result shall be."""
+    """A transposed convolution with a given output size."""
 
     def __init__(self, how):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Prove the file of one net, and compare it with the simulation once more, from end to end and on its own."""
+"""Prove the file of one net, and compare it with the simulation again, end to end and independently."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from bitwright.verification import Proof
 from bitwright.verification.outputs import tensors_in
 
 _ALLOWED = {torch.float32: 1e-4, torch.float16: 1e-2}  # of an output: what float arithmetic in another order makes
-_FURTHER = 3.0  # than the simulation is from the float net: each tie that is rounded otherwise makes a step
+_FURTHER = 3.0  # than the simulation is from the float net: each tie that is rounded differently adds a step
 
 
 def prove(net: nn.Module, x: Tensor, runtime: str, path: Path) -> tuple[Proof | None, list[str]]:

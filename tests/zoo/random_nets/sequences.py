@@ -85,7 +85,7 @@ def encoder_layer(b: Builder) -> None:
 
 
 def feed_forward(b: Builder) -> None:
-    """Two layers with something between, beside a residual."""
+    """Two layers with something between them, next to a residual."""
     x = sequence(b)
     size, inner = width(b, x), b.one_of(6, 16)
     up, gate, down = (
@@ -115,7 +115,7 @@ def root_norm(b: Builder) -> None:
 
 
 def placed(b: Builder) -> None:
-    """A parameter beside the sequence: added to all places, or joined as one more."""
+    """A parameter next to the sequence: added to every position, or appended as another one."""
     x = sequence(b)
     token = b.parameter(1, 1, width(b, x))
     if b.flip():

@@ -39,12 +39,9 @@ def ptq_reconstruction(
             Strengths and learning rates are Bitwright's own, which are relative: see ``bw.reconstruct``.
         graph_module_list: for parts of a model; give the parts themselves instead.
     """
+    if graph_module_list is not None:
+        raise ConfigError("ptq_reconstruction does not take graph_module_list")
     given = _read(config)
-    wrong = [key for key in ("exclude_node", "exclude_node_prefix") if given[key]]
-    if graph_module_list is not None or wrong:
-        raise ConfigError(f"ptq_reconstruction does not take {wrong[0] if wrong else 'graph_module_list'}")
-    if given["pattern"] not in ("layer", "block") or given["round_mode"] != _KEYS["round_mode"]:
-        raise ConfigError(f"pattern must be layer or block, round_mode {_KEYS['round_mode']}; the config says {given}")
     learned = "brecq" if given["scale_lr"] else "adaround"
     enable_quantization(model)
     reconstruct(
@@ -63,4 +60,10 @@ def ptq_reconstruction(
 
 def _read(config: object) -> dict[str, Any]:
     told = config if isinstance(config, Mapping) else {k: getattr(config, k) for k in _KEYS if hasattr(config, k)}
-    return {**_KEYS, **section("the reconstruction's config", told, _KEYS)}
+    given = {**_KEYS, **section("the reconstruction's config", told, _KEYS)}
+    for key in ("exclude_node", "exclude_node_prefix"):
+        if given[key]:
+            raise ConfigError(f"ptq_reconstruction does not take {key}")
+    if given["pattern"] not in ("layer", "block") or given["round_mode"] != _KEYS["round_mode"]:
+        raise ConfigError(f"pattern must be layer or block, round_mode {_KEYS['round_mode']}; the config says {given}")
+    return given

@@ -4,7 +4,7 @@ import copy
 import itertools
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import fx, nn
@@ -52,13 +52,11 @@ def fuse_chains(
     whole = copy.deepcopy(model)
     done: set[str] = set()
     unused = set(wanted)
-    for prefix, region in captured.regions.items():
-        for chain, names in _find(region, sorted(wanted, key=len, reverse=True)):
-            paths = [qualified(prefix, name) for name in names]
-            if done.isdisjoint(paths):
-                _fuse(whole, paths, wanted[chain])
-                done.update(paths)
-                unused.discard(chain)
+    for chain, paths in _find(captured.regions, sorted(wanted, key=len, reverse=True)):
+        if done.isdisjoint(paths):
+            _fuse(whole, paths, wanted[chain])
+            done.update(paths)
+            unused.discard(chain)
     for chain in unused:
         _log.warning("extra_fuse_dict: the model has no %s, one feeding only the next: nothing is fused", _names(chain))
     return whole
@@ -79,18 +77,17 @@ def _fuse(whole: nn.Module, paths: list[str], method: Fuse) -> None:
         put_submodule(whole, path, nn.Identity())
 
 
-def _find(region: fx.GraphModule, chains: list[Chain]) -> list[tuple[Chain, list[str]]]:
-    """The names of the modules of every chain that feed only each other."""
-    calls = Counter(str(n.target) for n in region.graph.nodes if n.op == "call_module")
-    found = []
-    for node in region.graph.nodes:
-        for chain in chains:
-            nodes = _single_file(node, len(chain))
-            names = [str(n.target) for n in nodes if n.op == "call_module" and calls[str(n.target)] == 1]
-            if tuple(type(region.get_submodule(n)) for n in names) == chain:
-                found.append((chain, names))
-                break
-    return found
+def _find(regions: Mapping[str, fx.GraphModule], chains: list[Chain]) -> Iterator[tuple[Chain, list[str]]]:
+    """The qualified names of the modules of every chain that feed only each other."""
+    for prefix, region in regions.items():
+        calls = Counter(str(n.target) for n in region.graph.nodes if n.op == "call_module")
+        for node in region.graph.nodes:
+            for chain in chains:
+                nodes = _single_file(node, len(chain))
+                names = [str(n.target) for n in nodes if n.op == "call_module" and calls[str(n.target)] == 1]
+                if tuple(type(region.get_submodule(n)) for n in names) == chain:
+                    yield chain, [qualified(prefix, name) for name in names]
+                    break
 
 
 def _single_file(node: fx.Node, length: int) -> list[fx.Node]:

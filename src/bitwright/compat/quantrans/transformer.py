@@ -14,7 +14,7 @@ from bitwright.compat.quantrans.quantops.builder import QUANLAYERS
 from bitwright.compat.quantrans.replace import quantized_twin
 from bitwright.compat.quantrans.special import SpecialLayers
 from bitwright.errors import ConfigError, UnknownNameError, nearest, shortened, suggest
-from bitwright.module_swap import replace_modules
+from bitwright.module_swap import swap_in
 
 _log = logging.getLogger(__name__)
 _ARGUMENTS = ("quan_policy", "special_layers")
@@ -56,7 +56,7 @@ class Basemtransformer(nn.Module):
         for layer, (name, _) in wishes.items():
             (logger or _log).info("%s: %s becomes %s", name, type(layer).__name__, type(twins[layer]).__name__)
         self.layer_idx += len(twins)
-        return replace_modules(model, twins)
+        return swap_in(model, twins)
 
     def wishes(
         self, model: nn.Module, exclude_layers: Iterable[str] = ()

@@ -52,8 +52,7 @@ def _problems(data: Any, schema: Any, root: dict[str, Any], where: str) -> Itera
     here = where or "the file"
     if "anyOf" in schema:
         tried = [list(_problems(data, option, root, where)) for option in schema["anyOf"]]
-        if all(tried):
-            yield min(tried, key=len)[0]
+        yield from min(tried, key=len)[:1]
         return
     if "type" in schema and not _is(data, schema["type"]):
         yield f"{here} is {_shown(data)}, not of the type {schema['type']}"

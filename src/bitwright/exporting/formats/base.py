@@ -67,12 +67,11 @@ def _check_names(key: str, names: object) -> None:
         return
     if isinstance(names, str) or not isinstance(names, Sequence):
         raise ConfigError(f"{key} must be a list of names, not {names!r}")
-    wrong = [name for name in names if not isinstance(name, str) or not name]
-    if wrong:
-        raise ConfigError(f"{key} must be names, and {wrong[0]!r} is not one")
-    twice = [name for name in names if list(names).count(name) > 1]
-    if twice:
-        raise ConfigError(f"{key} has {twice[0]!r} twice: every tensor needs its own name")
+    for place, name in enumerate(names):
+        if not isinstance(name, str) or not name:
+            raise ConfigError(f"{key} must be names, and {name!r} is not one")
+        if name in names[:place]:
+            raise ConfigError(f"{key} has {name!r} twice: every tensor needs its own name")
 
 
 def check_count(kind: str, names: Sequence[str], has: Sequence[str]) -> None:

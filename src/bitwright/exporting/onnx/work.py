@@ -56,10 +56,8 @@ def _shapes(model: onnx.ModelProto, inputs: Mapping[str, tuple[int, ...]]) -> Sh
     graph = fixed.graph
     del graph.value_info[:]
     for value in graph.input:
-        if value.name in inputs:
-            dims = value.type.tensor_type.shape.dim
-            for dim, size in zip(dims, inputs[value.name], strict=False):
-                dim.dim_value = size
+        for dim, size in zip(value.type.tensor_type.shape.dim, inputs.get(value.name, ()), strict=False):
+            dim.dim_value = size
     _name_lstms(graph)
     for value in graph.output:
         value.type.tensor_type.ClearField("shape")

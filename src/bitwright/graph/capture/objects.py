@@ -89,11 +89,16 @@ def make_results_plain(graph: fx.Graph) -> None:
 
 def _plain(item: object) -> Any:
     if isinstance(item, fx.Node) and _makes_object(item):
-        parts: list[Any] = [part for part in (*item.args, item.kwargs) if part is not None]
-        item = {name: value for part in parts for name, value in part.items()}
+        item = _fields(item)
     if isinstance(item, dict):
         return {name: _plain(value) for name, value in item.items() if _is_result(value)}
     return [_plain(each) for each in item if _is_result(each)] if isinstance(item, tuple | list) else item
+
+
+def _fields(node: fx.Node) -> dict[str, Any]:
+    """What the object that a node makes holds, by name."""
+    parts: list[Any] = [part for part in (*node.args, node.kwargs) if part is not None]
+    return {name: value for part in parts for name, value in part.items()}
 
 
 def _is_result(item: object) -> bool:

@@ -65,9 +65,9 @@ class _State:
         own = users_attributes(module)
         self.hooks = {kind: attributes[kind].copy() for kind in HOOKS if attributes.get(kind)}
         self.containers = [(n, *pair) for n, v in own if type(v) in _CONTAINERS for pair in _snapshot(v)]
-        held = (*attributes["_buffers"].values(), *(value for _, value in own))
+        held = (*attributes["_buffers"].values(), *dict(own).values())
         tensors = [value for value in held if isinstance(value, torch.Tensor)]
-        self.tensors = [(t, _place(t), origin[id(t)] if id(t) in origin else t.clone()) for t in tensors]
+        self.tensors = [(t, _place(t), _kept(t, origin)) for t in tensors]
 
     def restore(self) -> tuple[bool, set[str]]:
         """Restore everything; return whether attributes or tensors had changed, and which containers had."""
@@ -93,6 +93,10 @@ def _same(now: dict[str, Any], then: dict[str, Any]) -> bool:
     """Whether a dict has the very same entries, in the same order."""
     same = operator.is_
     return len(now) == len(then) and all(map(same, now, then)) and all(map(same, now.values(), then.values()))
+
+
+def _kept(tensor: torch.Tensor, origin: Mapping[int, torch.Tensor]) -> torch.Tensor:
+    return origin[id(tensor)] if id(tensor) in origin else tensor.clone()
 
 
 def _place(tensor: torch.Tensor) -> tuple[int, int]:

@@ -17,13 +17,13 @@ from torch import Tensor, nn
 from bitwright.compat.pytorch_quantization.tensor_quant import FP8, fake_tensor_quant
 from bitwright.errors import CalibrationError, ConfigError, suggest
 from bitwright.nn.weight_sites import weight_sites
+from bitwright.observers.magnitude import CHOICES
 from bitwright.observers.search.floating import refuse_floating
 from bitwright.quantizer.calibrators import Axes, Bits, Calibrator, bits_of, refuse_axis
 from bitwright.spec import PerChannel, PerTensor
 
 _MOST = 2**15  # bins: more, where the first batch was tiny, are joined in pairs
 _CHUNK = 2**22  # errors computed at once
-_METHODS = ("entropy", "mse", "percentile")
 Histogram = tuple[Tensor, Tensor]  # counts (n,), edges (n + 1,)
 
 
@@ -62,7 +62,7 @@ class HistogramCalibrator(Calibrator):
         self._calib_hist: Tensor | None = None
         self._calib_bin_edges: Tensor | None = None
         self._zeros = 0  # seen before there was a width
-        self._spoilt = 0  # values that are no finite numbers
+        self._spoilt = 0  # values that are not finite
 
     def observe(self, x: Tensor) -> None:
         x = x.abs().float()
@@ -147,8 +147,8 @@ class HistogramCalibrator(Calibrator):
 
 
 def _check_options(method: str, stride: int, start_bin: int, percentile: float) -> None:
-    if method not in _METHODS:
-        raise TypeError(f"Unknown calibration method {method!r}{suggest(str(method), _METHODS)}")
+    if method not in CHOICES:
+        raise TypeError(f"Unknown calibration method {method!r}{suggest(str(method), CHOICES)}")
     if not 0 <= percentile <= 100:
         raise ConfigError(f"Invalid percentile. Must be in range 0 <= percentile <= 100, not {percentile}")
     if stride < 1 or start_bin < 1:
@@ -219,7 +219,7 @@ def calibrate_weights(
         num_bins: bins of the histograms.
     """
     if method not in ("max", "mse", "percentile"):
-        raise TypeError(f"Unsupported calibration method {method!r}{suggest(str(method), ('max', *_METHODS[1:]))}")
+        raise TypeError(f"Unsupported calibration method {method!r}{suggest(str(method), ('max', *CHOICES[1:]))}")
     for site in weight_sites(model):
         weight, quantizer = site.weight().detach(), site.quantizer
         grain = PerChannel(site.channel_axis) if perchannel else PerTensor()

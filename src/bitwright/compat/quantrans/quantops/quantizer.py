@@ -1,4 +1,4 @@
-"""Quantizers that need no calibration, though they can have one: the first tensor sets their range."""
+"""Quantizers that need no calibration, but allow it: the first tensor sets their range."""
 
 from typing import Any
 
