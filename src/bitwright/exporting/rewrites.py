@@ -15,11 +15,14 @@ _BYTE = 8  # bits
 
 
 def limits_to_relu(model: CapturedModel, modules: Modules) -> None:
-    """Make limits of each channel a ReLU where a quantizer saturates below all of them, which few runtimes have."""
+    """Make limits of each channel a ReLU where quantizers saturate below all of them, which few runtimes have."""
     for node in model.graph.nodes:
-        module, quantizer = _module(node, modules), _only_quantizer(node, modules)
-        if isinstance(module, ChannelLimit) and quantizer and saturates(quantizer, (None, module.lowest)):
-            node.op, node.target = "call_function", torch.relu
+        module = _module(node, modules)
+        if isinstance(module, ChannelLimit):
+            readers = [_module(user, modules) for user in node.users]
+            found = [r for r in readers if isinstance(r, TensorQuantizer) and r.enabled]
+            if len(found) == len(readers) and all(saturates(q, (None, module.lowest)) for q in found):
+                node.op, node.target = "call_function", torch.relu
 
 
 def drop_redundant_activations(model: CapturedModel, modules: Modules) -> None:
