@@ -6,7 +6,6 @@ from bitwright.backends.files import register_backend
 from bitwright.backends.onnxruntime import ONNXRUNTIME
 from bitwright.backends.words import AVERAGE_POOLS, CONVOLUTIONS, RELUS
 from bitwright.graph.facts import facts, shape_of
-from bitwright.graph.walks import needed_for
 from bitwright.nn.operators.base import Operator, argument, each_dimension, operator_of_module, operator_of_source
 from bitwright.nn.operators.moves import PADS_WITH_OWN_VALUES
 
@@ -80,8 +79,15 @@ def _comes_in_integers(node: fx.Node) -> bool:
 
 def _is_constant(node: fx.Node) -> bool:
     """Whether a tensor does not depend on an input's data, only on parameters, buffers and sizes."""
-    computed = needed_for([node], lambda n: not facts(n).plain)
-    return not any(n.op == "placeholder" for n in computed)
+    waiting, seen = [node], {node}
+    while waiting:
+        source = waiting.pop()
+        if source.op == "placeholder" and not facts(source).plain:
+            return False
+        if not facts(source).plain:
+            waiting += [n for n in reversed(source.all_input_nodes) if n not in seen]  # the first leads to data soonest
+            seen.update(source.all_input_nodes)
+    return True
 
 
 def _module(node: fx.Node) -> nn.Module | None:
