@@ -63,6 +63,7 @@ class Demand:
         self.requests: dict[Key, _Request] = {}
         self.of_tensor: dict[fx.Node, list[Key]] = defaultdict(list)
         self.parent: dict[Key, Key] = {}
+        self.served: dict[Key, list[Key]] = defaultdict(list)  # by the request whose quantizer serves them
         self._texts: dict[int, str] = {}
 
     def walk(self, tensor: fx.Node) -> tuple[fx.Node, fx.Node | None]:
@@ -160,6 +161,8 @@ class Demand:
 
     def insert(self, region: Region) -> dict[Key, str]:
         """Insert the quantizers into the graph; return the name of the one that serves each request."""
+        for key in self.parent:
+            self.served[self.find(key)].append(key)
         order = {node: i for i, node in enumerate(region.model.graph.nodes)}
         names: dict[Key, str] = {(node, ""): str(node.target) for node in self.by_hand}
         for tensor, keys in sorted(self.of_tensor.items(), key=lambda item: order[item[0]]):
@@ -189,15 +192,14 @@ class Demand:
         if not wished or spec.format.floating:
             return spec
         unsigned = spec.with_(format=NumberFormat(f"uint{spec.bits}"))
-        tensors = [key[0] for key in self.parent if self.find(key) == root]
         fits = self.backend.why_not("activations", unsigned) is None
-        return unsigned if fits and all(never_negative(t, region.model) for t in tensors) else spec
+        return unsigned if fits and all(never_negative(key[0], region.model) for key in self.served[root]) else spec
 
     def _in_fixed_range(self, root: Key, recipe: TensorRecipe) -> TensorRecipe:
         """A recipe with the range that the target fixes for a tensor, unless it shares its scale with others."""
         decision = self.decisions.get(root[0])
         ends = None if decision is None else self.backend.operators.ranges.get(decision.kind)
-        if ends is None or any(self.find(key) == root for key in self.parent if key != root):
+        if ends is None or len(self.served[root]) > 1:
             return recipe
         options = dict(zip(("low", "high"), ends, strict=True))
         return recipe.model_copy(update={"observer": "FixedRangeObserver", "observer_options": options})
