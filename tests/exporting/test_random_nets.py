@@ -130,6 +130,29 @@ def test_what_openvino_moves_scales_through(step: str, tmp_path: Path) -> None:
     prove(after(step, nn.Conv2d(3, 4, 1)), torch.randn(2, 3, 8, 8), "openvino", tmp_path / "net.onnx")
 
 
+class LayerScale(nn.Module):
+    """A linear layer on pixels, then constants for each channel and a sum, as in SwiftFormer."""
+
+    def __init__(self, arithmetic: str) -> None:
+        super().__init__()
+        self.conv, self.linear, self.last = nn.Conv2d(3, 8, 1), nn.Linear(8, 8), nn.Conv2d(8, 2, 1)
+        self.constant, self.arithmetic = nn.Parameter(torch.rand(8, 1, 1) + 0.5), arithmetic
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.conv(x).relu()
+        batch, channels, height, width = y.shape
+        pixels = self.linear(y.permute(0, 2, 3, 1).reshape(batch, height * width, channels))
+        z = pixels.reshape(batch, height, width, channels).permute(0, 3, 1, 2)
+        return self.last(y + (self.constant * z if self.arithmetic == "product" else self.constant + z))
+
+
+@pytest.mark.parametrize("arithmetic", ["product", "sum"])
+def test_constants_for_channels_after_computed_sizes(arithmetic: str, tmp_path: Path) -> None:
+    """OpenVINO (2026.4) took the first channel's constant for all: 57 and 88 steps off."""
+    torch.manual_seed(0)
+    prove(LayerScale(arithmetic), torch.randn(2, 3, 6, 6), "openvino", tmp_path / "net.onnx")
+
+
 @pytest.mark.parametrize(
     "settings", [{"kernel_size": 1, "stride": 2, "padding": 1}, {"kernel_size": 2, "padding": 2}, {"kernel_size": 1}]
 )

@@ -5,6 +5,7 @@ into quantizers and weights, and then sometimes computes other values; each func
 reason.
 """
 
+import math
 from collections.abc import Iterator
 from operator import getitem
 
@@ -15,7 +16,7 @@ from bitwright.exporting.modules import DeployedFunction
 from bitwright.exporting.parts import IntegerTensor, KeepFloat
 from bitwright.graph import CapturedModel
 from bitwright.graph.expression import is_constant
-from bitwright.graph.facts import facts, set_facts
+from bitwright.graph.facts import facts, set_facts, shape_of
 from bitwright.graph.names import add_internal
 from bitwright.nn.functional import QuantFunction
 from bitwright.nn.layer import QuantLayer
@@ -28,24 +29,25 @@ GUARDS = "guards"  # in a model's namespace: what keeps a runtime from quantizin
 
 
 def guard(model: CapturedModel, modules: Modules, *, apart: bool = False) -> None:
-    """Put guards where a runtime would compute values other than the model's.
+    """Put guards where a runtime would compute values other than the model's, and enter them among the modules.
 
     ``apart`` keeps OpenVINO from computing other values, and all that stays float apart from quantized tensors and from
     constants.
     """
     for node in list(model.graph.nodes):
         decision = decision_on(node)
-        if decision is not None and decision.judgement.keep_float:
+        kept = decision is not None and decision.judgement.keep_float
+        if apart and any(wrong(node, modules) for wrong in _WRONG_AFTER):
+            _guard(model, modules, node, list(node.users))
+        if kept:
             for source in node.all_input_nodes:
                 if facts(source).tensor is not None:
-                    _guard(model, source, [node])
-        elif apart and any(wrong(node, modules) for wrong in _WRONG_AFTER):
-            _guard(model, node, list(node.users))
+                    _guard(model, modules, source, [node])
         elif _is_float_layer(node, modules) and _becomes_quantized(node, modules):
             for source in [each for each in node.all_input_nodes if _is_quantized(each, modules)]:
-                _guard(model, source, [node])  # before it, so that what follows can still be fused with it
-    for tensor, readers in _mixed(model, dict(model.named_modules())) if apart else ():
-        _guard(model, tensor, readers)
+                _guard(model, modules, source, [node])  # before it, so that what follows can still be fused with it
+    for tensor, readers in _mixed(model, modules) if apart else ():
+        _guard(model, modules, tensor, readers)
 
 
 def _mixed(model: CapturedModel, modules: Modules) -> list[tuple[fx.Node, list[fx.Node]]]:
@@ -124,7 +126,7 @@ def _has_constants(node: fx.Node, modules: Modules) -> bool:
         return False
     if operator.name == "batch_norm":
         return True
-    return operator.name in ("add", "sub", "mul", "div") and any(not _is_computed(a) for a in node.args[:2])
+    return operator.name in _ARITHMETIC and any(not _is_computed(a) for a in node.args[:2])
 
 
 def _joins_quantizer(node: fx.Node, modules: Modules) -> bool:
@@ -251,12 +253,38 @@ def _clipped_extreme(node: fx.Node, modules: Modules) -> bool:
     return isinstance(source, fx.Node) and source.target in _EXTREMES
 
 
+def _loses_channels(node: fx.Node, modules: Modules) -> bool:
+    """Whether OpenVINO (2026.4) would quantize with the first channel's constant where a constant has several.
+
+    It does so after a reshape to computed sizes, until a convolution or pool tells it more about these.
+    """
+    operator = operator_of(node, modules)
+    if operator is None or operator.name not in _ARITHMETIC or not _stays_float(node, modules):
+        return False
+    constants = [a for a in node.args[:2] if isinstance(a, fx.Node) and is_constant(a)]
+    quantized = any(isinstance(_module(user, modules), TensorQuantizer) for user in node.users)
+    if not quantized or all(math.prod(shape_of(constant) or ()) == 1 for constant in constants):
+        return False
+    waiting, seen = [a for a in node.args[:2] if isinstance(a, fx.Node)], set[fx.Node]()
+    while waiting:
+        source = waiting.pop()
+        kind = operator_of(source, modules)
+        if kind is not None and kind.name == "reshape" and any(facts(n).tensor is None for n in source.all_input_nodes):
+            return True
+        if source not in seen and not (kind is not None and (kind.pool or (kind.weight and kind.rank))):
+            waiting += [n for n in source.all_input_nodes if facts(n).tensor is not None]
+        seen.add(source)
+    return False
+
+
+_ARITHMETIC = ("add", "sub", "mul", "div")
 _EXTREMES = {torch.amax, torch.amin, torch.max, torch.min, "amax", "amin", "max", "min"}
-_WRONG_AFTER = (_scaled_twice, _rounded_average, _clipped_extreme)
+_WRONG_AFTER = (_scaled_twice, _rounded_average, _clipped_extreme, _loses_channels)
 
 
-def _guard(model: CapturedModel, tensor: fx.Node, users: list[fx.Node]) -> None:
+def _guard(model: CapturedModel, modules: Modules, tensor: fx.Node, users: list[fx.Node]) -> None:
     name = add_internal(model, GUARDS, tensor.name, KeepFloat())
+    modules[name] = model.get_submodule(name)
     with model.graph.inserting_after(tensor):
         guard = model.graph.create_node("call_module", name, (tensor,), name=f"{tensor.name}_kept_float")
     set_facts(guard, tensor=facts(tensor).tensor)
