@@ -62,7 +62,7 @@ def print_table(
         header_style="bold",
         show_header=any(headers),
     )
-    kept = [i for i in range(len(headers)) if not cells or any(row[i] for row in cells)]
+    kept = [i for i, column in enumerate(zip(*cells, strict=True)) if any(column)] if cells else range(len(headers))
     for i in kept:
         name = headers[i]
         table.add_column(name, justify="right" if name in right else "left", no_wrap=name in whole, overflow="fold")

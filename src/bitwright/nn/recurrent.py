@@ -237,7 +237,8 @@ def run(cell: Cell, data: Tensor, sizes: list[int], start: State, *, reverse: bo
     """
     steps = list(torch.split(data, sizes))
     outputs: list[Tensor] = [data] * len(steps)
-    state = tuple(s[: sizes[-1] if reverse else sizes[0]] for s in start)
+    first = sizes[-1 if reverse else 0]
+    state = _mapped(lambda s: s[:first], start)
     ended: list[State] = []
     for t in reversed(range(len(steps))) if reverse else range(len(steps)):
         going = sizes[t]

@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from torch import fx
 
@@ -63,7 +64,6 @@ class Demand:
         self.requests: dict[Key, _Request] = {}
         self.of_tensor: dict[fx.Node, list[Key]] = defaultdict(list)
         self.parent: dict[Key, Key] = {}
-        self.served: dict[Key, list[Key]] = defaultdict(list)  # by the request whose quantizer serves them
         self._texts: dict[int, str] = {}
 
     def walk(self, tensor: fx.Node) -> tuple[fx.Node, fx.Node | None]:
@@ -143,6 +143,14 @@ class Demand:
             key = self.parent[key]
         return key
 
+    @cached_property
+    def served(self) -> dict[Key, list[Key]]:
+        """All requests by the one whose quantizer serves them, once it is settled which share one."""
+        served: dict[Key, list[Key]] = defaultdict(list)
+        for key in self.parent:
+            served[self.find(key)].append(key)
+        return served
+
     def share(self, keys: list[Key]) -> None:
         """Make several requests share one quantizer."""
         roots = [self.find(k) for k in keys if k in self.parent]
@@ -161,8 +169,6 @@ class Demand:
 
     def insert(self, region: Region) -> dict[Key, str]:
         """Insert the quantizers into the graph; return the name of the one that serves each request."""
-        for key in self.parent:
-            self.served[self.find(key)].append(key)
         order = {node: i for i, node in enumerate(region.model.graph.nodes)}
         names: dict[Key, str] = {(node, ""): str(node.target) for node in self.by_hand}
         for tensor, keys in sorted(self.of_tensor.items(), key=lambda item: order[item[0]]):

@@ -143,13 +143,18 @@ def _by_kind(node: fx.Node, module: nn.Module | None, decision: Decision, backen
         return Judgement(Verdict.FLOAT, "not a float tensor")
     name = operator.name
     if name not in backend.operators.integer:
-        default = "nothing to fuse it with" if name in backend.operators.fused else f"{backend.name} runs it in float"
-        return Judgement(Verdict.FLOAT, backend.operators.reasons.get(name, default))
+        return Judgement(Verdict.FLOAT, _why_float(name, backend))
     if name in backend.operators.wide and not backend.uses_all_bits(decision.recipe.weight.quant_spec):
         return NARROW
     if operator.binary and name not in backend.operators.numbers and _one_is_a_number(node):
         return Judgement(Verdict.FLOAT, "one of its operands is a plain number")
     return None
+
+
+def _why_float(operator: str, backend: Backend) -> str:
+    """Why a backend leaves an operator in float that it does not run in integers."""
+    default = "nothing to fuse it with" if operator in backend.operators.fused else f"{backend.name} runs it in float"
+    return backend.operators.reasons.get(operator, default)
 
 
 def _one_is_a_number(node: fx.Node) -> bool:

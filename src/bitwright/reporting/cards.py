@@ -38,6 +38,9 @@ def cards(proof: Proof | None, accuracy: Mapping[str, float] | None) -> list[Car
     made = [_accuracy(accuracy)] if accuracy else []
     if proof is None:
         return made
+    made.append(_size(proof))
+    made.append(Card("Crashes", [Line(p.runtime, p.crash, style="bad") for p in proof.runtimes.values() if p.crash]))
+    whole = [p for p in proof.runtimes.values() if not p.crash]
     by_runtime: dict[str, Callable[[RuntimeProof], Line | None]] = {
         "Operators in integers": _coverage,
         "Speed against FP32": _speed,
@@ -45,11 +48,7 @@ def cards(proof: Proof | None, accuracy: Mapping[str, float] | None) -> list[Car
         "Values equal to the simulation": _equal,
         "Largest gap to the simulation": _gap,
     }
-    made.append(_size(proof))
-    made.append(Card("Crashes", [Line(p.runtime, p.crash, style="bad") for p in proof.runtimes.values() if p.crash]))
-    for title, line in by_runtime.items():
-        lines = [found for p in proof.runtimes.values() if not p.crash and (found := line(p)) is not None]
-        made.append(Card(title, lines))
+    made += [Card(title, list(filter(None, map(line, whole)))) for title, line in by_runtime.items()]
     return [card for card in made if card.lines]
 
 

@@ -80,14 +80,19 @@ def _fuse(whole: nn.Module, paths: list[str], method: Fuse) -> None:
 def _find(regions: Mapping[str, fx.GraphModule], chains: list[Chain]) -> Iterator[tuple[Chain, list[str]]]:
     """The qualified names of the modules of every chain that feed only each other."""
     for prefix, region in regions.items():
-        calls = Counter(str(n.target) for n in region.graph.nodes if n.op == "call_module")
-        for node in region.graph.nodes:
-            for chain in chains:
-                nodes = _single_file(node, len(chain))
-                names = [str(n.target) for n in nodes if n.op == "call_module" and calls[str(n.target)] == 1]
-                if tuple(type(region.get_submodule(n)) for n in names) == chain:
-                    yield chain, [qualified(prefix, name) for name in names]
-                    break
+        for chain, names in _find_in(region, chains):
+            yield chain, [qualified(prefix, name) for name in names]
+
+
+def _find_in(region: fx.GraphModule, chains: list[Chain]) -> Iterator[tuple[Chain, list[str]]]:
+    calls = Counter(str(n.target) for n in region.graph.nodes if n.op == "call_module")
+    for node in region.graph.nodes:
+        for chain in chains:
+            nodes = _single_file(node, len(chain))
+            names = [str(n.target) for n in nodes if n.op == "call_module" and calls[str(n.target)] == 1]
+            if tuple(type(region.get_submodule(n)) for n in names) == chain:
+                yield chain, names
+                break
 
 
 def _single_file(node: fx.Node, length: int) -> list[fx.Node]:

@@ -63,13 +63,17 @@ def _read_result(written: fx.Node, node: fx.Node, order: dict[fx.Node, int]) -> 
         set_facts(user, shares=tuple(node if n is written else n for n in facts(user).shares))
 
 
+def _mark_written(*nodes: fx.Node) -> None:
+    for node in nodes:
+        set_facts(node, written=True)
+
+
 def _why_in_place(node: fx.Node, written: fx.Node, module: nn.Module | None, order: dict[fx.Node, int]) -> str | None:
     """Make one operation functional, or mark all that share its memory and say why it stays."""
     family = _sharing_memory(written, node)  # after ``node``, nothing reads ``written`` itself any more
     readers = [member for member in family if _is_read_after(member, node, order)]
     if readers and not _is_put_back(node, written, family, order):
-        for member in (*family, node):
-            set_facts(member, written=True)
+        _mark_written(*family, node)
         return f"{readers[0].name} shares the memory it writes to"
     if {member.op for member in family} & {"placeholder", "get_attr"}:
         return "it writes to an input, a parameter or a buffer"
