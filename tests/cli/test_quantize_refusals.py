@@ -44,6 +44,10 @@ from tests.cli.conftest import QUANTIZE
         (["--max-accuracy-drop", "0.1"], "--max-accuracy-drop needs --eval"),
         (["--min-coverage", "90"], "'--min-coverage'"),
         (["--wieght", "int8"], "--wieght"),
+        (
+            ["--backend", "vitis", "--format", "openvino"],
+            "nothing can check what vitis demands of files in the format openvino: use --format vitis or onnx",
+        ),
     ],
 )
 def test_quantize_refuses(refused, arguments, message):

@@ -20,7 +20,7 @@ from bitwright.cli.summary import Outcome
 from bitwright.correction import calibrate, correct
 from bitwright.distributed import from_first_rank, rank, under_torchrun, world_size
 from bitwright.errors import ConfigError
-from bitwright.exporting import FORMATS, ExportedFile, ExportOptions, export
+from bitwright.exporting import FORMATS, ExportedFile, ExportFormat, ExportOptions, export
 from bitwright.files import check_output
 from bitwright.preparation import ledger_of, prepare, resolve_recipe
 from bitwright.preparation.tune import check_tuning
@@ -77,6 +77,7 @@ class Job:
             check_folder(self.save, FILES, MANIFEST)
         if self.verify:
             check_extras(self._backend, self.runtimes)
+            _check_format(writer, self._backend)
         writer()
         self._format = writer.name
 
@@ -163,6 +164,15 @@ def _load_judge(name: str | None) -> Callable[[nn.Module], object] | None:
     if not callable(judge):
         raise ConfigError(f"--eval {name} must be a function of the model, not {type(judge).__name__}")
     return judge
+
+
+def _check_format(writer: type[ExportFormat], backend: Backend) -> None:
+    """Refuse a format whose files would stay unproven, because nothing can check the target's demands in them."""
+    if backend.constraints and not writer.checkable:
+        raise ConfigError(
+            f"nothing can check what {backend.name} demands of files in the format {writer.name}: use --format "
+            f"{' or '.join(backend.formats)}, or --no-verify"
+        )
 
 
 def _forget(progress: Path) -> bytes:

@@ -166,12 +166,14 @@ class ExportFormat(ABC):
         packages: packages it needs, as ``{package: extra of Bitwright}``.
         clean: whether it is for tools that quantize a float model themselves, so that nothing is added for a runtime:
             activations stay where quantizers imply them, and there are no guards.
+        checkable: whether constraints can see its files, which they do as ONNX.
     """
 
     name: ClassVar[str] = ""
     suffix: ClassVar[str] = ""
     packages: ClassVar[dict[str, str]] = {}
     clean: ClassVar[bool] = False
+    checkable: ClassVar[bool] = True
 
     def __init__(self) -> None:
         for package, extra in self.packages.items():

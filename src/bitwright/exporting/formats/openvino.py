@@ -21,6 +21,7 @@ class OpenVinoFormat(ExportFormat):
 
     name = "openvino"
     suffix = ".xml"
+    checkable = False
     packages: ClassVar[dict[str, str]] = {"onnx": "onnx", "onnxscript": "onnx", "openvino": "openvino"}
 
     def check(self, model: nn.Module, inputs: Inputs, options: ExportOptions) -> None:

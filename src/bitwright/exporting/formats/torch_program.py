@@ -19,6 +19,7 @@ class TorchFormat(ExportFormat):
 
     name = "torch"
     suffix = ".pt2"
+    checkable = False
 
     def check(self, model: nn.Module, inputs: Inputs, options: ExportOptions) -> None:
         for name in _OF_ONNX:
