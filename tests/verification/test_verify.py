@@ -184,10 +184,12 @@ def test_tensors_of_four_bits_are_compared_too(tmp_path):
     x = torch.randn(16, 8)
     quantized = bw.calibrate(bw.prepare(model, x, "virtual", recipe="W4A4"), x)
     path = bw.export(quantized, tmp_path / "four.onnx")
-    proof = bw.verify(quantized, path, x, runtimes=["onnxruntime"], latency=False).runtimes["onnxruntime"]
-    activations = {t.name: t.values for t in proof.tensors if t.kind == "activation"}
-    assert activations == {"input_1": 16 * 8, "_1": 16 * 8}
-    assert proof.largest == 0
+    fixed = bw.export(quantized, tmp_path / "fixed.onnx", dynamic_shapes=False)
+    for file, batches, samples in ((path, [x], 16 + 32), (path, [x, x[:4]], 16 + 4), (fixed, [x], 16)):
+        proof = bw.verify(quantized, file, batches, runtimes=["onnxruntime"], latency=False).runtimes["onnxruntime"]
+        activations = {t.name: t.values for t in proof.tensors if t.kind == "activation"}
+        assert activations == {"input_1": samples * 8, "_1": samples * 8}  # of the batches, and of the first one twice
+        assert proof.largest == 0
 
 
 @pytest.mark.parametrize("runtime", ["onnxruntime", "openvino"])

@@ -94,6 +94,10 @@ class IrFile(LoadedFile):
     def shipped(self) -> dict[str, bytes]:
         return _serialized(self.model)
 
+    def batched(self) -> list[str]:
+        shapes = zip(self.inputs, (port.partial_shape for port in self.model.inputs), strict=False)
+        return [name for name, shape in shapes if shape.rank.is_static and len(shape) and shape[0].is_dynamic]
+
     def contents(self) -> dict[str, str]:
         """Digests of its layers with what they read, and of its tensors."""
         return ir_contents(*_serialized(self.model).values(), without=RECORD)

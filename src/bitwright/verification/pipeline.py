@@ -26,7 +26,7 @@ from bitwright.verification.changes import add_changes
 from bitwright.verification.constraints import View, constraints_of, violations_of
 from bitwright.verification.coverage import add_coverage
 from bitwright.verification.defaults import add_defaults
-from bitwright.verification.feeds import as_array, feeds_of
+from bitwright.verification.feeds import as_array, doubled, feeds_of
 from bitwright.verification.hardware import hardware_notes
 from bitwright.verification.identity import check_identity
 from bitwright.verification.isolation.bisect import where_it_dies
@@ -72,7 +72,8 @@ def verify(
     Args:
         model: the prepared and calibrated model that was exported.
         path: the file. If this process wrote it and it is unchanged, it need not be written again to compare.
-        batches: inputs as for ``calibrate``; at most 8 of them are used.
+        batches: inputs as for ``calibrate``; at most 8 of them are used. If all have one batch size, and the file takes
+            others, the first is also run twice as large.
         runtimes: where to run the file. By default where the backend's target runs; the other runtimes that the backend
             names are tried too, and what they miss becomes a note. If no runtime here executes files for the target,
             ``reference`` proves the values, and a note says that the target's own kernels are not proven.
@@ -99,6 +100,7 @@ def verify(
     model, data, notes = in_files_precision(model, data)
     with _one_at_a_time.now, eval_mode(model):
         record = check_identity(model, file)
+        data += doubled(model, file, data)
         twin = file.float_twin()
         proof = Proof(str(source), file.size, twin.size, limits=bounds, notes=notes)
         add_violations(proof, ledger.backend, file)

@@ -129,6 +129,10 @@ class LoadedFile(ABC):
         """The name of the output with a watched tensor."""
         return tensor
 
+    def batched(self) -> list[str]:
+        """The inputs whose first size is free; none for a format that cannot tell."""
+        return []
+
     @abstractmethod
     def float_twin(self) -> "LoadedFile":
         """The same network in FP32: without quantizers, weights dequantized."""

@@ -78,6 +78,10 @@ class OnnxFile(LoadedFile):
     def shipped(self) -> dict[str, bytes]:
         return shipped(self.proto)
 
+    def batched(self) -> list[str]:
+        shapes = {i.name: i.type.tensor_type.shape.dim for i in self.proto.graph.input if i.name in self.inputs}
+        return [name for name, sizes in shapes.items() if sizes and sizes[0].dim_param]
+
     def watching(self, tensors: Iterable[str]) -> "OnnxFile":
         """A copy that also outputs tensors, in a wider type where numpy has no such type."""
         copy = onnx.ModelProto()
