@@ -5,6 +5,16 @@ import torch
 from torch import nn
 
 import bitwright as bw
+from bitwright.backends import find_backend, register_backend
+from bitwright.errors import BitwrightError
+from bitwright.exporting import FORMATS
+from bitwright.exporting.deploy import deploy
+from bitwright.exporting.formats.base import register_format
+from bitwright.methods import METHODS, Method, register_method
+from bitwright.nn import QuantOpr, register_qmodule
+from bitwright.observers import OBSERVERS, register_observer
+from bitwright.observers.minmax import MinMaxObserver
+from bitwright.verification import RUNTIMES, Runtime, register_runtime
 
 X = torch.randn(2, 3, 8, 8)
 
@@ -42,6 +52,102 @@ def test_before_there_is_a_model(mistake, words):
     with pytest.raises(bw.BitwrightError, match=words) as caught:
         mistake()
     assert len(str(caught.value)) < 2000
+
+
+class Off(Method):
+    """Computes other values than its integers stand for."""
+
+    def forward(self, x, scale, zero_point):
+        return x * 0.9
+
+
+class NoRounding(Method):
+    pass
+
+
+class Levels(Off):
+    uniform = False
+
+    def levels(self):
+        return torch.tensor([1.0, 0.0, -1.0])
+
+
+class Peaks(MinMaxObserver):
+    def range(self):
+        return self.hi
+
+
+class Backwards(MinMaxObserver):
+    def range(self):
+        return super().range()[::-1]
+
+
+def extension(kind, cls, **method):
+    return type(cls.__name__, (cls,), {"__module__": "mine", "__qualname__": cls.__name__, **method})
+
+
+def simulated(tmp_path=None, **activation):
+    model = bw.calibrate(bw.prepare(net(), X, recipe={"activation": activation}), [X])
+    return deploy(model)
+
+
+@pytest.fixture
+def forget():
+    """Unregister what a test registers."""
+    before = [(r, dict(r._items)) for r in (OBSERVERS, METHODS, FORMATS, RUNTIMES)]
+    yield
+    for registry, items in before:
+        registry._items = items
+
+
+@pytest.mark.usefixtures("forget")
+@pytest.mark.parametrize(
+    ("mistake", "words"),
+    [
+        (lambda: register_observer(MinMaxObserver), "name the observer that you register, as in .* is no name"),
+        (lambda: register_observer("Mine")(Method), r"Method must be a class derived from Observer: see docs/how-to"),
+        (lambda: register_method("Mine")(NoRounding), r"must define how it rounds, in forward\(x, scale, zero_point\)"),
+        (
+            lambda: register_method("Mine")(extension("method", Off, start=lambda self: None)),
+            r"Off\.start must take scale, zero_point \(too many positional",
+        ),
+        (
+            lambda: register_method("Mine")(extension("method", Off, __init__=lambda self, spec, strength: None)),
+            r"__init__ must take spec \(missing a required argument: 'strength'\); other arguments need defaults",
+        ),
+        (lambda: register_method("Mine")(Levels) and simulated(method="Mine"), "levels must return .* rising numbers"),
+        (lambda: register_observer("Mine")(Peaks) and simulated(observer="Mine"), "range must return two tensors, not"),
+        (lambda: register_observer("Mine")(Backwards) and simulated(observer="Mine"), "highest value below the lowest"),
+        (lambda: register_runtime("Mine")(extension("runtime", Runtime)), "does not define executed and session and"),
+        (lambda: register_format("Mine")(3), "3 must be a class derived from ExportFormat"),
+        (lambda: register_qmodule(QuantOpr), "say what QuantOpr replaces"),
+        (lambda: register_qmodule(["reluu"]), "'reluu' is no method of a tensor: did you mean 'relu'"),
+        (lambda: register_backend({"name": "mine"}), "register_backend needs a Backend, not"),
+        *(
+            (lambda rule=rule: bw.prepare(net(), X, backend_with(rule)), words)
+            for rule, words in [
+                (lambda node: node.kwargs["dim"], "the condition of mine for conv2d fails on _0: KeyError: 'dim'"),
+                (lambda node: True, "for conv2d must return a reason in words or None, not True"),
+            ]
+        ),
+    ],
+)
+def test_extensions_that_cannot_work(mistake, words):
+    with pytest.raises(BitwrightError, match=words):
+        mistake()
+
+
+def backend_with(rule):
+    return find_backend("onnxruntime").with_(name="mine", operators={"conditions": {"conv2d": rule}})
+
+
+@pytest.mark.usefixtures("forget")
+def test_a_method_that_computes_other_values_than_it_stores_is_not_proven(tmp_path):
+    register_method("Off")(Off)
+    model = bw.calibrate(bw.prepare(net(), X, recipe={"activation": {"method": "Off"}}), [X])
+    proof = bw.verify(model, bw.export(model, tmp_path / "off.onnx"), [X], runtimes="onnxruntime", latency=False)
+    assert proof.runtimes["onnxruntime"].largest > 1
+    assert not proof.ok
 
 
 def test_numpy_arrays_are_named(model, tmp_path):

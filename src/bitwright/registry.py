@@ -1,10 +1,11 @@
 """A registry you can list, filter and mistype: one per kind of plug-in."""
 
 import importlib
+import inspect
 import logging
 import pkgutil
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from fnmatch import fnmatch
 from importlib import metadata
 from typing import Generic, TypeVar
@@ -34,15 +35,21 @@ class Registry(Generic[T]):
 
     _plugins_loaded = False
 
-    def __init__(self, kind: str) -> None:
-        self.kind = kind
+    def __init__(self, kind: str, check: Callable[[T], None] | None = None) -> None:
+        self.kind, self._check = kind, check
         self._items: dict[str, T] = {}
         self._aliases: dict[str, str] = {}
 
     def register(self, name: str, *, aliases: tuple[str, ...] = (), override: bool = False) -> Callable[[T], T]:
         """Return a decorator that files what it decorates under ``name`` and its ``aliases``."""
+        aliases = (aliases,) if isinstance(aliases, str) else aliases
+        for key in (name, *aliases):
+            if not isinstance(key, str) or not key:
+                raise ConfigError(f"name the {self.kind} that you register, as in ('Mine'); {key!r} is no name")
 
         def decorate(item: T) -> T:
+            if self._check is not None:
+                self._check(item)
             for key in (name, *aliases):
                 taken = self._items.get(self._aliases.get(key, key))
                 if taken is not None and not override:
@@ -98,6 +105,28 @@ class Registry(Generic[T]):
         return iter(self.names())
 
 
+def check_class(cls: object, base: type, calls: Mapping[str, tuple[str, ...]], page: str) -> None:
+    """Refuse what cannot be called as its kind is called.
+
+    Args:
+        cls: what is registered.
+        base: the class that it must derive from.
+        calls: the arguments, in order, that its methods are given.
+        page: what tells how to write one.
+    """
+    if not isinstance(cls, type) or not issubclass(cls, base):
+        raise ConfigError(f"{describe(cls)} must be a class derived from {base.__name__}: see {page}")
+    if missing := sorted(getattr(cls, "__abstractmethods__", ())):
+        raise ConfigError(f"{describe(cls)} does not define {' and '.join(missing)}: see {page}")
+    for name, arguments in calls.items():
+        try:
+            inspect.signature(getattr(cls, name)).bind("self", *arguments)
+        except TypeError as error:
+            given = ", ".join(arguments) or "no arguments"
+            rest = "; other arguments need defaults" if name == "__init__" else ""
+            raise ConfigError(f"{cls.__name__}.{name} must take {given} ({error}){rest}: see {page}") from error
+
+
 def import_all(package: str, path: Iterable[str]) -> None:
     """Import every module of a package, whose decorators register what it holds."""
     before, _waiting.importing = _waiting.importing, True
@@ -122,6 +151,6 @@ def load_plugins() -> None:
 
 def describe(item: object) -> str:
     """Say where a class or function lives, or show anything else."""
-    name = getattr(item, "__qualname__", None) or repr(item)
-    module = getattr(item, "__module__", None)
+    named = item if hasattr(item, "__qualname__") or isinstance(item, str | int) else type(item)
+    name, module = getattr(named, "__qualname__", None) or repr(item), getattr(named, "__module__", None)
     return f"{module}.{name}" if module else name

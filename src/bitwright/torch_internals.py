@@ -200,22 +200,6 @@ def _truths() -> bool:
     return [list(inspect.signature(f).parameters) for f in found] == [["error_type", "cond", "message"]] * 2
 
 
-# --------------------------------------------------------------------------------------------- torch.vmap
-
-
-def is_in_vmap(x: Tensor) -> bool:
-    """Whether a tensor hides a dimension of ``torch.vmap``. Leans on ``torch._C._functorch``."""
-    return torch._C._functorch.is_batchedtensor(x)
-
-
-@_check
-def _vmap() -> bool:
-    """torch._C._functorch.is_batchedtensor tells tensors inside of torch.vmap."""
-    seen = [is_in_vmap(torch.zeros(1))]
-    torch.vmap(lambda x: (seen.append(is_in_vmap(x)), x)[1])(torch.zeros(2))
-    return seen == [False, True]
-
-
 # ------------------------------------------------------------------------------------------ torch.compile
 
 

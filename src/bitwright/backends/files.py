@@ -20,6 +20,8 @@ def register_backend(backend: Backend, *, override: bool = False) -> Backend:
 
         MINE = register_backend(Backend(name="mine", title="my accelerator", ...))
     """
+    if not isinstance(backend, Backend):
+        raise ConfigError(f"register_backend needs a Backend, not {shown(backend)}: find_backend(…) reads plain data")
     return BACKENDS.register(backend.name, override=override)(backend)
 
 

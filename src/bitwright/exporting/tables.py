@@ -5,8 +5,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bitwright.errors import ExportError
 from bitwright.quantizer import TensorQuantizer
 
+_MOST = 256  # levels
 _LARGEST = 0x7F7FFFFF  # the bits of the largest finite float32
 
 
@@ -17,7 +19,7 @@ def table(quantizer: TensorQuantizer) -> tuple[Tensor, Tensor]:
     the method's own kernel, so that a comparison tells what the kernel would have rounded to.
     """
     with torch.no_grad():
-        count = len(quantizer.method.levels())
+        count = len(_levels(quantizer))
         scale = quantizer.qparams()[0]
         channels = 1 if quantizer.method.axis is None else scale.numel()
         numbers = torch.arange(count, device=scale.device).expand(channels, count)
@@ -30,6 +32,15 @@ def table(quantizer: TensorQuantizer) -> tuple[Tensor, Tensor]:
             low, high = torch.where(reached, low, middle + 1), torch.where(reached, middle, high)
     bounds, levels = _number(high).contiguous(), levels.contiguous()
     return (bounds, levels) if quantizer.method.axis is not None else (bounds[0], levels[0])
+
+
+def _levels(quantizer: TensorQuantizer) -> Tensor:
+    """The levels of a method, if files can hold them."""
+    found: Any = quantizer.method.levels()
+    if isinstance(found, Tensor) and found.ndim == 1 and 1 < len(found) <= _MOST and bool((found.diff() > 0).all()):
+        return found
+    name = type(quantizer.method).__name__
+    raise ExportError(f"{name}.levels must return a tensor of 2 to {_MOST} rising numbers, not {found!r}")
 
 
 def _number(order: Tensor) -> Tensor:

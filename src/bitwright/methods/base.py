@@ -8,11 +8,26 @@ from torch import Tensor, nn
 from bitwright.errors import ConfigError
 from bitwright.numerics import dequantize, quantize, wide
 from bitwright.numerics.views import broadcast
-from bitwright.registry import Registry
+from bitwright.registry import Registry, check_class, describe
 from bitwright.spec import PerGroup, PerTensor, QuantSpec
 from bitwright.torch_internals import is_exported
 
-METHODS: Registry[type["Method"]] = Registry("method")
+_PAGE = "docs/how-to/custom-method.md"
+_GIVEN = ("x", "scale", "zero_point")
+_CALLS = {
+    **{"__init__": ("spec",), "levels": (), "limits": ()},
+    **dict.fromkeys(("start", "qparams", "unit"), _GIVEN[1:]),
+    **dict.fromkeys(("forward", "integers", "values"), _GIVEN),
+}
+
+
+def _check(cls: object) -> None:
+    check_class(cls, Method, _CALLS, _PAGE)
+    if getattr(cls, "forward", None) is Method.forward:
+        raise ConfigError(f"{describe(cls)} must define how it rounds, in forward(x, scale, zero_point): see {_PAGE}")
+
+
+METHODS: Registry[type["Method"]] = Registry("method", _check)
 
 
 def register_method(

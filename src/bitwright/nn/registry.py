@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
-from torch import nn
+from torch import Tensor, nn
 
-from bitwright.errors import ConfigError
+from bitwright.errors import ConfigError, suggest
 from bitwright.registry import describe, load_plugins
 
 QMODULES: dict[Any, type[nn.Module]] = {}
@@ -35,6 +35,12 @@ def register_qmodule(sources: Iterable[Any], *, override: bool = False) -> Calla
     if not wanted:
         raise ConfigError("register_qmodule needs at least one source: a module class, a function or a method's name")
     for source in wanted:
+        if getattr(source, "builds_itself", False):
+            raise ConfigError(
+                f"say what {source.__name__} replaces: @register_qmodule(sources=[nn.Conv2d]), for example"
+            )
+        if isinstance(source, str) and not hasattr(Tensor, source):
+            raise ConfigError(f"{source!r} is no method of a tensor{suggest(source, dir(Tensor))}")
         if not isinstance(source, str) and not callable(source):
             raise ConfigError(
                 f"a source must be a module class, a function or the name of a tensor method, not {source!r}"

@@ -13,13 +13,15 @@ from bitwright.errors import CalibrationError, ConfigError
 from bitwright.numerics import scale_and_zero_point
 from bitwright.numerics.ranges import SMALLEST_SCALE
 from bitwright.observers.state.rows import as_params, as_rows, row_min_max
-from bitwright.registry import Registry
+from bitwright.registry import Registry, check_class
 from bitwright.spec import PerTensor, QuantSpec
 
 SCALE_OF_ZEROS = 2.0**-20
 """The scale of a tensor of zeros: a bias in units of it fits into int32 without raising the scale of the weights."""
 
-OBSERVERS: Registry[type["Observer"]] = Registry("observer")
+_PAGE = "docs/how-to/custom-observer.md"
+_CALLS = {"__init__": ("spec",), "observe": ("x",), "range": (), "absorb": ("other",)}
+OBSERVERS: Registry[type["Observer"]] = Registry("observer", lambda cls: check_class(cls, Observer, _CALLS, _PAGE))
 
 
 def register_observer(name: str, *, aliases: tuple[str, ...] = (), override: bool = False):  # noqa: ANN201
@@ -50,7 +52,7 @@ class Observer(ABC):
     def __new__(cls, *args: object, **options: object) -> Self:
         if missing := sorted(cls.__abstractmethods__):
             lack = " and ".join(missing)
-            raise ConfigError(f"observer {cls.__name__} does not define {lack}: see docs/how-to/custom-observer.md")
+            raise ConfigError(f"observer {cls.__name__} does not define {lack}: see {_PAGE}")
         observer = super().__new__(cls)
         observer._given = (args, options)  # for reset()
         return observer
@@ -133,15 +135,20 @@ class Observer(ABC):
 
     def seen(self) -> tuple[Tensor, Tensor]:
         """Return two tensors that are finite only if everything seen was; cheap, unlike ``range``, which may search."""
-        return self.range()
+        found: Any = self.range()
+        if not (isinstance(found, tuple | list) and len(found) == 2 and all(isinstance(end, Tensor) for end in found)):
+            raise ConfigError(f"{type(self).__name__}.range must return two tensors, not {found!r}: see {_PAGE}")
+        return found[0], found[1]
 
     def qparams(self) -> tuple[Tensor, Tensor]:
         """Return scale and zero point for what was seen."""
         if not self.batches:
             raise CalibrationError("no data was seen")
-        lo, hi = self.range()
+        lo, hi = Observer.seen(self)
         if not bool(torch.isfinite(lo).all() & torch.isfinite(hi).all()):
             raise CalibrationError("NaN or infinity was seen")
+        if bool((lo > hi).any()):
+            raise CalibrationError(f"{type(self).__name__}.range returns a highest value below the lowest")
         scale, zero_point = scale_and_zero_point(lo, hi, self.spec)
         return torch.where(scale <= 2 * SMALLEST_SCALE, SCALE_OF_ZEROS, scale), zero_point
 

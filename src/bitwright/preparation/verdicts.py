@@ -1,11 +1,13 @@
 """Verdicts: in integers, moved along, fused, or float. This file holds every reason that the ledger can give."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import fx, nn
 
 from bitwright.backends import Backend
+from bitwright.errors import ConfigError
 from bitwright.graph.facts import dtype_of, facts
 from bitwright.nn.dynamic_recurrent import why_not_dynamic
 from bitwright.nn.mixins import QuantInputMixin
@@ -125,11 +127,28 @@ def _on_backend(node: fx.Node, module: nn.Module | None, decision: Decision, bac
 def _by_rules(node: fx.Node, kind: str, found: Judgement | None, backend: Backend) -> Judgement | None:
     """Judge a call by the backend's own rules for such operators, or as found before."""
     condition = backend.operators.conditions.get(kind)
-    if condition is not None and (obstacle := condition(node)):
+    if condition is not None and (obstacle := _asked(condition, node, kind, backend)):
         verdict = Verdict.FLOAT if found is None else Verdict.CARRIED  # what moves values needs no quantizer
         return Judgement(verdict, obstacle, keep_float=True)
     unneeded = backend.operators.unneeded.get(kind) if found is None else None
-    return Judgement(Verdict.FLOAT, reason) if unneeded is not None and (reason := unneeded(node)) else found
+    return (
+        Judgement(Verdict.FLOAT, reason)
+        if unneeded is not None and (reason := _asked(unneeded, node, kind, backend))
+        else found
+    )
+
+
+def _asked(rule: Callable[[fx.Node], str | None], node: fx.Node, kind: str, backend: Backend) -> str | None:
+    """What a backend's function says about a call: a reason in words, or nothing."""
+    try:
+        said = rule(node)
+    except Exception as error:
+        problem = f"fails on {node.name}: {type(error).__name__}: {error}"
+    else:
+        if said is None or isinstance(said, str):
+            return said
+        problem = f"must return a reason in words or None, not {said!r}"
+    raise ConfigError(f"the condition of {backend.name} for {kind} {problem}")
 
 
 def _by_kind(node: fx.Node, module: nn.Module | None, decision: Decision, backend: Backend) -> Judgement | None:

@@ -33,7 +33,10 @@ def _build(cls: type[Any], kind: str, name: str, spec: QuantSpec, options: Mappi
             raise ConfigError(f"the {kind} {name!r} has no option {key!r}{suggest(key, known)}")
     if kind == "observer" and options:  # methods check theirs
         _check_types(cls, name, options)
-    return cls(spec, **(options or {}))
+    made = cls(spec, **(options or {}))
+    if getattr(made, "spec", None) is None:
+        raise ConfigError(f"the {kind} {name!r} has no spec: its __init__ must call super().__init__(spec)")
+    return made
 
 
 def _check_types(cls: type[Any], name: str, options: Mapping[str, Any]) -> None:

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, overload
 import torch
 from torch import Tensor, nn
 
-from bitwright.errors import CalibrationError
+from bitwright.errors import CalibrationError, ConfigError
 from bitwright.methods import Method
 from bitwright.methods.amax import AmaxFakeQuantize
 from bitwright.methods.learned_step import learned_step
@@ -18,7 +18,6 @@ from bitwright.quantizer.descriptor import QuantDescriptor
 from bitwright.quantizer.mode import Mode
 from bitwright.quantizer.state import load_state, save_state
 from bitwright.spec import QuantSpec
-from bitwright.torch_internals import is_in_vmap
 
 
 class TensorQuantizer(AmaxViews):
@@ -172,17 +171,23 @@ class TensorQuantizer(AmaxViews):
     def _pass(self, x: Tensor) -> Tensor:
         if self.mode is not Mode.QUANTIZE:
             if Mode.OBSERVE in self.mode:
-                if is_in_vmap(x):
-                    raise CalibrationError(
-                        f"the quantizer{self._named()} is called inside torch.vmap, which hides a dimension from it: "
-                        "call the layer outside of vmap, or leave it float (skip=… with its name)"
-                    )
+                self._check_memory(x)
                 # Observers count and branch in Python: torch would compile them again for every batch.
                 observe = torch.compiler.disable(self.observer) if torch.compiler.is_compiling() else self.observer
                 observe(x)
             if Mode.QUANTIZE not in self.mode:
                 return x
         return self.fake_quantize(x)
+
+    def _check_memory(self, x: Tensor) -> None:
+        """Refuse a tensor that has no memory: what an observer keeps of it would be gone once vmap is left."""
+        try:
+            x.untyped_storage()
+        except NotImplementedError as error:
+            raise CalibrationError(
+                f"the quantizer{self._named()} is called inside torch.vmap, or on a sparse tensor, of which it sees no "
+                "values: call the layer outside of vmap, or leave it float (skip=… with its name)"
+            ) from error
 
     def fake_quantize(self, x: Tensor) -> Tensor:
         """Quantize and dequantize ``x``, whatever the mode."""
@@ -191,7 +196,10 @@ class TensorQuantizer(AmaxViews):
             return learned
         if self.dynamic and not x.numel():
             return x
-        return self.method(x, *self._params(x))
+        result = self.method(x, *self._params(x))
+        if not isinstance(result, Tensor):
+            raise ConfigError(f"{type(self.method).__name__}.forward must return a tensor, not {result!r}")
+        return result
 
     def integers(self, x: Tensor) -> Tensor:
         """The integers that ``x`` is stored as."""

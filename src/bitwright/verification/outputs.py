@@ -83,7 +83,7 @@ class OutputTally:
         generator = torch.Generator().manual_seed(0)
         largest = [0.0] * len(free)
 
-        def rounding(name: str, call: int, quantizer: TensorQuantizer, x: Tensor) -> Tensor | None:
+        def rounding(name: str, call: int, quantizer: TensorQuantizer, x: Tensor, _: Tensor) -> Tensor | None:
             return None if name in self._weight_sites else _one_step_off(quantizer, x, generator)
 
         for _ in range(_DRAWS):

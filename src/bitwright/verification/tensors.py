@@ -19,8 +19,9 @@ from bitwright.exporting.interleaved import split_into_phases
 from bitwright.quantizer import TensorQuantizer, quantizers
 from bitwright.verification.proof import TensorCheck
 
-Rounding = Callable[[str, int, TensorQuantizer, Tensor], Tensor | None]
+Rounding = Callable[[str, int, TensorQuantizer, Tensor, Tensor], Tensor | None]
 _INSIDE = "an operator of the file finds its range and rounds it itself"
+_FAR = 1e9  # steps
 _UNKNOWN = "the file's record does not know this call of the quantizer"
 
 
@@ -28,14 +29,14 @@ _UNKNOWN = "the file's record does not know this call of the quantizer"
 def rounding_by(model: nn.Module, rounding: Rounding) -> Iterator[None]:
     """Inside, ask ``rounding`` for the result of every call of a quantizer; None leaves it unchanged.
 
-    It receives the quantizer's name, the number of the call, the quantizer, and the tensor to be quantized.
+    It receives the quantizer's name, the number of the call, the quantizer, the tensor to be quantized, and the result.
     """
     calls: Counter[str] = Counter()
 
-    def hook(name: str, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], _: Any) -> Tensor | None:  # noqa: ANN401
+    def hook(name: str, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Tensor | None:  # noqa: ANN401
         call = calls[name]
         calls[name] += 1
-        return rounding(name, call, module, args[0] if args else next(iter(kwargs.values())))
+        return rounding(name, call, module, args[0] if args else next(iter(kwargs.values())), result)
 
     with ExitStack() as hooks:
         for name, quantizer in quantizers(model).items():
@@ -93,7 +94,7 @@ class TensorTally:
         """
         self._fused, self._untouched = fused or {}, untouched or {}
 
-        def rounding(name: str, call: int, quantizer: TensorQuantizer, x: Tensor) -> Tensor | None:
+        def rounding(name: str, call: int, quantizer: TensorQuantizer, x: Tensor, result: Tensor) -> Tensor | None:
             self._called.add(name)
             entry = self._weights.get(name) or self._entries.get((name, call))
             if entry is None:
@@ -102,9 +103,9 @@ class TensorTally:
                 self._checks[key] = TensorCheck(quantizer.label or name, reason=reason, excused=inside)
                 return None
             if entry.kind == "weight":
-                self._compare_weight(entry, quantizer, x)
+                self._compare_weight(entry, quantizer, x, result)
                 return None
-            return self._compare(entry, quantizer, x, given.get(entry.tensor))
+            return self._compare(entry, quantizer, x, result, given.get(entry.tensor))
 
         with rounding_by(model, rounding):
             yield
@@ -131,24 +132,29 @@ class TensorTally:
             return "the simulation did not call its quantizer", False
         return "it has no values", False
 
-    def _compare_weight(self, entry: ExportedTensor, quantizer: TensorQuantizer, x: Tensor) -> None:
+    def _compare_weight(self, entry: ExportedTensor, quantizer: TensorQuantizer, x: Tensor, result: Tensor) -> None:
         key = (entry.quantizer, entry.call)
         if key not in self._checks and entry.tensor:
             check = self._checks[key] = TensorCheck(entry.name, kind="weight")
-            ours = quantizer.integers(x)
+            ours = returned_integers(quantizer, x, result)
             if entry.phases and len(entry.phases) == ours.ndim - 1 and not len(ours) % entry.phases[0]:
                 ours = split_into_phases(ours, entry.phases[0], entry.phases[1:])
             self._tally(check, entry, quantizer, ours, self._stored(entry.tensor))
 
     def _compare(
-        self, entry: ExportedTensor, quantizer: TensorQuantizer, x: Tensor, theirs: np.ndarray | None
+        self,
+        entry: ExportedTensor,
+        quantizer: TensorQuantizer,
+        x: Tensor,
+        result: Tensor,
+        theirs: np.ndarray | None,
     ) -> Tensor | None:
         if not entry.tensor or entry.tensor in self._untouched:
             return None
         if entry.tensor in self._fused:
             return _saturated(quantizer, x)
         check = self._checks.setdefault((entry.quantizer, entry.call), TensorCheck(entry.name))
-        found = self._tally(check, entry, quantizer, quantizer.integers(x), theirs)
+        found = self._tally(check, entry, quantizer, returned_integers(quantizer, x, result), theirs)
         if found is None:
             return None
         return quantizer.values(found).to(x.dtype)
@@ -179,6 +185,29 @@ class TensorTally:
         if not check.reason and ours.numel():
             _add(check, (_steps(ours) - _steps(theirs)).abs())
         return theirs
+
+
+def returned_integers(quantizer: TensorQuantizer, x: Tensor, result: Tensor) -> Tensor:
+    """The integers that a quantizer's result is, in whole steps.
+
+    They are those that are stored, unless a method computes other values than it stores.
+    """
+    stored = quantizer.integers(x)
+    if stored.is_floating_point() or stored.shape != result.shape:
+        return stored
+    meant = quantizer.values(stored)
+    if torch.equal(meant.to(result.dtype), result):
+        return stored
+    low, high = (quantizer.spec.qmin, quantizer.spec.qmax) if quantizer.method.uniform else (0, _last_level(quantizer))
+    numbers = stored.to(torch.int32)
+    above, below = (quantizer.values((numbers + step).clamp(low, high)) for step in (1, -1))
+    step = torch.maximum(above - meant, meant - below)
+    steps = ((result.to(meant.dtype) - meant) / step).nan_to_num(0.0).clamp(-_FAR, _FAR)
+    return numbers + steps.round().to(torch.int32)
+
+
+def _last_level(quantizer: TensorQuantizer) -> int:
+    return len(quantizer.method.levels()) - 1
 
 
 def _saturated(quantizer: TensorQuantizer, x: Tensor) -> Tensor:

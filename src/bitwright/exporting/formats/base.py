@@ -15,9 +15,11 @@ from bitwright.exporting.record import ExportRecord
 from bitwright.exporting.sizes import WishedSizes
 from bitwright.graph import Inputs
 from bitwright.graph.inputs import flat_inputs
-from bitwright.registry import Registry
+from bitwright.registry import Registry, check_class
 
-FORMATS: Registry[type["ExportFormat"]] = Registry("format")
+FORMATS: Registry[type["ExportFormat"]] = Registry(
+    "format", lambda cls: check_class(cls, ExportFormat, {"__init__": ()}, "bitwright/exporting/formats/base.py")
+)
 
 
 @dataclass(frozen=True)

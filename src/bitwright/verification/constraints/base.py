@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from bitwright.backends import Backend
+from bitwright.errors import ConfigError
 from bitwright.registry import Registry
 from bitwright.verification.constraints.view import View
 from bitwright.verification.violation import Violation
@@ -73,5 +74,16 @@ def constraints_of(backend: Backend) -> list[Constraint]:
 def violations_of(constraints: Iterable[Constraint], view: View) -> Iterator[Violation]:
     """Where a file breaks constraints."""
     for constraint in constraints:
-        for where, problem, fix in constraint.check(view):
+        for where, problem, fix in _findings(constraint, view):
             yield Violation(constraint.name, where, problem, fix, constraint.advice)
+
+
+def _findings(constraint: Constraint, view: View) -> list[Finding]:
+    try:
+        found = list(constraint.check(view))
+    except Exception as error:
+        raise ConfigError(f"the constraint {constraint.name!r} failed: {type(error).__name__}: {error}") from error
+    wrong = next((f for f in found if not isinstance(f, Finding)), None)
+    if wrong is not None:
+        raise ConfigError(f"the constraint {constraint.name!r} must yield Finding(where, problem, fix), not {wrong!r}")
+    return found

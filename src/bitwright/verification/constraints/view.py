@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from bitwright.errors import ConfigError, suggest
 from bitwright.exporting import ExportedTensor, ExportRecord, LoadedFile
 from bitwright.spec import QuantSpec
+
+_KINDS = ("activation", "weight", "bias")
 
 if TYPE_CHECKING:
     import onnx
@@ -104,6 +107,9 @@ class View:
 
     def of_kind(self, *kinds: str) -> list[QuantizedTensor]:
         """The quantized tensors of some kinds."""
+        for kind in kinds:
+            if kind not in _KINDS:
+                raise ConfigError(f"unknown kind of tensor {kind!r}{suggest(kind, _KINDS)}")
         return [t for t in self.tensors if t.kind in kinds]
 
     def operators(self, *types: str) -> list["onnx.NodeProto"]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from bitwright.errors import BitwrightError, MissingExtraError, VerifyError, useful_line
 from bitwright.files import scratch_folder
-from bitwright.registry import Registry
+from bitwright.registry import Registry, check_class
 from bitwright.verification.isolation.child import Child, RuntimeDied, child_of
 
 Arrays = dict[str, np.ndarray]
@@ -24,7 +24,9 @@ Role = Literal["compute", "movement", "conversion", "index"]
 _RACES, _WARM_UP = 15, 3  # runs of a race
 RUNS = 5
 """Of a file whose operators are timed, after the first."""
-RUNTIMES: Registry[type["Runtime"]] = Registry("runtime")
+RUNTIMES: Registry[type["Runtime"]] = Registry(
+    "runtime", lambda cls: check_class(cls, Runtime, {"__init__": ()}, "bitwright/verification/runtimes/base.py")
+)
 
 # Runtimes' names for operators that only move values, and for those that only change their type.
 _MOVEMENTS = {
