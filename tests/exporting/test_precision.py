@@ -124,3 +124,11 @@ def test_operator_without_a_kernel_for_float64_is_named(tmp_path: Path) -> None:
     why = r"implementation for Erf.*'gelu.*; it has no kernel for these types: if they are float64, let the model"
     with pytest.raises(bw.errors.VerifyError, match=why):
         bw.verify(model, file, [x], runtimes=["onnxruntime"], latency=False)
+
+
+def test_a_model_converted_after_calibration_takes_batches_in_its_precision(tmp_path: Path) -> None:
+    x = torch.randn(4, 8)
+    model = bw.calibrate(bw.prepare(nn.Linear(8, 4), x), [x]).bfloat16()
+    assert bw.verify(
+        model, bw.export(model, tmp_path / "m.onnx"), [x.bfloat16()], runtimes="onnxruntime", latency=False
+    ).ok

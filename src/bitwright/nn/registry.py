@@ -37,7 +37,7 @@ def register_qmodule(sources: Iterable[Any], *, override: bool = False) -> Calla
     for source in wanted:
         if getattr(source, "builds_itself", False):
             raise ConfigError(
-                f"say what {source.__name__} replaces: @register_qmodule(sources=[nn.Conv2d]), for example"
+                f"say what {describe(source)} replaces: @register_qmodule(sources=[nn.Conv2d]), for example"
             )
         if isinstance(source, str) and not hasattr(Tensor, source):
             raise ConfigError(f"{source!r} is no method of a tensor{suggest(source, dir(Tensor))}")

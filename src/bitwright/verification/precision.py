@@ -18,7 +18,9 @@ def in_files_precision(model: nn.Module, data: list[Inputs]) -> tuple[nn.Module,
     twin, single = in_float32(model), [inputs_in(inputs) for inputs in data]
     taken = next((t.dtype for t in tensors_in(ledger_of(model).example) if t.is_floating_point()), kind)
     with eval_mode(model), eval_mode(twin):
-        pairs = [(simulate(twin, a), simulate(model, inputs_in(a, taken))) for a in single]
+        pairs = [
+            (simulate(twin, a), simulate(model, _as_taken(b, taken, kind))) for a, b in zip(single, data, strict=True)
+        ]
     worst = max(
         (_apart(*both) for one, other in pairs for both in zip(tensors_in(one), tensors_in(other), strict=True))
     )
@@ -28,6 +30,12 @@ def in_files_precision(model: nn.Module, data: list[Inputs]) -> tuple[nn.Module,
         f"the model in {name} differs by up to {100 * worst:.2g}% of an output's magnitude on this data"
     )
     return twin, single, [note]
+
+
+def _as_taken(inputs: Inputs, taken: torch.dtype, kind: torch.dtype) -> Inputs:
+    """A batch as the model takes it: as it is in the model's precision, or else as the example was."""
+    given = next((t.dtype for t in tensors_in(inputs) if t.is_floating_point()), kind)
+    return inputs if given is kind else inputs_in(inputs, taken)
 
 
 def _apart(ours: Tensor, theirs: Tensor) -> float:
