@@ -61,7 +61,7 @@ def strays(net: nn.Module, model: nn.Module, path: Path, runtime: str, x: Tensor
         return f"{len(found)} results instead of {len(simulated)}"
     for i, (ours, theirs, true) in enumerate(zip(simulated, found, exact, strict=True)):
         away = float((theirs.double() - ours.double()).norm())
-        allowed = _FURTHER * float((ours.double() - true.double()).norm()) + _ALLOWED[true.dtype] * float(
+        allowed = _FURTHER * float((ours.double() - true.double()).norm()) + _ALLOWED.get(true.dtype, 0.0) * float(
             ours.double().norm()
         )
         if not away <= allowed and not torch.equal(theirs, ours):
