@@ -30,9 +30,11 @@ def test_verify_judges_a_file_alone(run, here, exported):
     assert (code, data["ok"], data["missed"]) == (0, True, [])
     assert data["runtimes"]["onnxruntime"]["coverage"] == 0.8
     assert "not with the model" in data["notes"][0]
-    code, out, _ = run(*VERIFY)
+    code, out, _ = run(*VERIFY, "--junit", "found.xml")
     assert code == 0
     assert "compared, not judged, in onnxruntime" in out
+    suite = ElementTree.parse(here / "found.xml").getroot()
+    assert (suite.get("tests"), suite.get("skipped"), suite[0][0].tag) == ("1", "1", "skipped")
     code, out, _ = run(*VERIFY, "--min-coverage", "1", "--junit", "found.xml")
     assert code == 1
     assert "NOT verified in onnxruntime" in out

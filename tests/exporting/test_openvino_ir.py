@@ -105,6 +105,9 @@ def test_what_is_not_what_was_written_is_refused(model: nn.Module, file: Path, t
 def test_what_cannot_be_is_refused(model: nn.Module, file: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"ends in .xml, and 'net.onnx' does not"):
         bw.export(model, tmp_path / "net.onnx", format="openvino")
+    with pytest.raises(ConfigError, match=r"'net.xml' ends like files of the format 'openvino', not of 'onnx', which"):
+        bw.export(model, tmp_path / "net.xml", format="onnx")
+    assert bw.export(model, tmp_path / "chosen.xml").record.format == "openvino"  # by its name
     with pytest.raises(ConfigError, match="stores tensors in a second file: leave out external_data=False"):
         bw.export(model, tmp_path / "net.xml", format="openvino", external_data=False)
     with pytest.raises(VerifyError, match="onnxruntime executes onnx, qoperator, not openvino"):

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from bitwright.distributed import TIMEOUT, from_first_rank
-from bitwright.errors import ExportError
+from bitwright.errors import ConfigError, ExportError
 from bitwright.exporting.deploy import Deployment, deploy, float_twin
 from bitwright.exporting.formats import FORMATS, ExportFormat, ExportOptions, LoadedFile
 from bitwright.exporting.making import Making
@@ -48,7 +48,8 @@ def export(
         model: the model; it is left untouched.
         path: the file to write, whole or not at all.
         example_inputs: inputs to export with; those given to ``prepare`` by default.
-        format: how to write it (see ``bitwright.exporting.FORMATS``); by default, what the backend's target reads.
+        format: how to write it (see ``bitwright.exporting.FORMATS``); by default, what the backend's target reads, with
+            the path's suffix if it reads several.
         dynamic_shapes: which input sizes stay free in the file. True leaves free what the model does not fix, and logs
             why if it fixes the batch size; False fixes all. Or pass shapes as for ``torch.export``, where a name can
             stand for a ``Dim``: ``{"x": {0: "batch", 2: "height"}}``. The file has these names.
@@ -70,11 +71,12 @@ def export(
         model's fingerprint. The file contains both, for ``verify``.
     """
     ledger = ledger_of(model)
-    writer = FORMATS.get(format or next(iter(ledger.backend.formats), "onnx"))()
+    writer = FORMATS.get(format or _format_for(Path(path), ledger.backend.formats))()
     inputs = Inputs.of(example_inputs) if example_inputs is not None else ledger.example
     if precision_of(model) is not torch.float32:
         model, inputs = in_float32(model), inputs_in(inputs)
     files = writer.files(Path(path))
+    _check_name(writer, Path(path))
     unsigned = ledger.backend.activations.write_unsigned
     names = (input_names, output_names, opset_version, model_name)
     options = ExportOptions(dynamic_shapes, unsigned, *names, external_data, pack_weights, store_half)
@@ -102,6 +104,21 @@ def export_again(model: nn.Module, file: LoadedFile, record: ExportRecord, folde
     target = folder / file.path.name
     writer.write(_deployed(model, writer, record.quantized), inputs, target, options)
     return writer.read(target)
+
+
+def _format_for(path: Path, formats: Sequence[str]) -> str:
+    """The first of a target's formats whose files end like this one, or else its first."""
+    return next((name for name in formats if FORMATS.get(name).suffix == path.suffix), next(iter(formats), "onnx"))
+
+
+def _check_name(writer: ExportFormat, path: Path) -> None:
+    """Refuse names that ``verify`` would take for files of another format."""
+    owners = [name for name in FORMATS if path.suffix and FORMATS.get(name).suffix == path.suffix]
+    if owners and writer.name not in owners:
+        raise ConfigError(
+            f"{path.name!r} ends like files of the format {owners[0]!r}, not of {writer.name!r}, which end in "
+            f"{writer.suffix!r}: give the file another name, or pass format={owners[0]!r}"
+        )
 
 
 def _deployed(model: nn.Module, writer: ExportFormat, quantized: bool) -> Deployment:
