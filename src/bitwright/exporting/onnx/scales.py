@@ -29,22 +29,22 @@ def drop_repeated(model: Any, witnesses: list[Witness]) -> None:
     """Remove quantizers of values that others have rounded to the same grid."""
     dropped = set()
     for node in [n for n in model.graph if n.op_type == "QuantizeLinear"]:
-        grid, source = _grid(node), node.inputs[0]
+        grid, source = _grid(node), _uncut(node.inputs[0])
         readers = [user for user, _ in node.outputs[0].uses()]
         if grid is None or source.producer() is None or _grid_behind(source) != grid:
             continue
         if all(_grid(reader) == grid and _can_go(reader.outputs[0], source) for reader in readers):
-            _drop(model, node, readers)
+            _drop(model, node, source, readers)
             dropped.add(id(node.outputs[0]))
     for witness in witnesses:
         if id(witness.value) in dropped and not witness.value.is_graph_output():
             witness.value, witness.reason = None, REPEATED
 
 
-def _drop(model: Any, node: Any, readers: list[Any]) -> None:
+def _drop(model: Any, node: Any, source: Any, readers: list[Any]) -> None:
     """Make those that read a quantizer's dequantized integers read what it quantizes."""
     for reader in readers:
-        reader.outputs[0].replace_all_uses_with(node.inputs[0])
+        reader.outputs[0].replace_all_uses_with(source)
         model.graph.remove(reader, safe=True)
     if not node.outputs[0].is_graph_output():
         model.graph.remove(node, safe=True)
@@ -69,6 +69,29 @@ def _grid(node: Any) -> Grid | None:
     if scale is None or point is None or scale.size != 1 or point.size != 1:
         return None
     return (point.dtype, float(scale.numpy().reshape(-1)[0]), int(point.numpy().reshape(-1)[0]))
+
+
+def _uncut(value: Any) -> Any:
+    """What a Clip reads, if that was cut to the same limits before it was rounded, as to those of a narrow range."""
+    limits = _limits(value.producer())
+    source = value.producer().inputs[0] if limits else None
+    return source if source is not None and _limits_behind(source) == limits else value
+
+
+def _limits(node: Any) -> tuple[float, ...]:
+    """The constant limits of a Clip; none for another operator."""
+    ends = [] if node is None or node.op_type != "Clip" else [end and end.const_value for end in node.inputs[1:3]]
+    known = len(ends) == 2 and all(end is not None and end.size == 1 for end in ends)
+    return tuple(float(end.numpy().reshape(-1)[0]) for end in ends) if known else ()
+
+
+def _limits_behind(value: Any) -> tuple[float, ...]:
+    """The limits to which a dequantized value, perhaps moved, was cut before it was quantized."""
+    node = value.producer()
+    if node is None or node.op_type not in _MOVES | {"QuantizeLinear", "DequantizeLinear"}:
+        return _limits(node)
+    found = {_limits_behind(each) for each in _moved_by(node)}
+    return found.pop() if len(found) == 1 else ()
 
 
 def _grid_behind(value: Any) -> Grid | None:
