@@ -41,7 +41,8 @@ def test_openvino_ir(run, here):
     pytest.importorskip("openvino")
     code, out, _ = run(*QUANTIZE, "--backend", "openvino", "--format", "openvino", "--no-latency", "--json")
     data = json.loads(out)
-    assert (code, data["ok"], data["file"]) == (0, True, "out/model.xml")
+    assert data["ok"], data["proof"]["missed"]
+    assert (code, data["file"]) == (0, "out/model.xml")
     assert sorted(p.name for p in (here / "out").iterdir()) == ["model.bin", "model.xml", "report.html"]
 
 

@@ -205,15 +205,15 @@ class Runtime(ABC):
 
     @contextmanager
     def _failures(self, what: str) -> Iterator[None]:
+        hazards = "".join(f"; {name} is set: {does}" for name, does in self.hazards.items() if name in os.environ)
         try:
             yield
         except RuntimeDied as error:
-            set_here = [f"; {name} is set: {what}" for name, what in self.hazards.items() if name in os.environ]
-            raise RuntimeDied(f"{self.name} {error}{''.join(set_here)}") from error
+            raise RuntimeDied(f"{self.name} {error}{hazards}") from error
         except BitwrightError:
             raise
         except Exception as error:
-            raise VerifyError(f"{self.name} {what}: {self.words_of(error)}") from error
+            raise VerifyError(f"{self.name} {what}: {self.words_of(error)}{hazards}") from error
 
     def words_of(self, error: Exception) -> str:
         """The line of an error that says what is wrong."""

@@ -44,7 +44,7 @@ class OpenVino(Runtime):
     settings: Mapping[str, str] = float32_settings
     by_default = "it computes float parts in less than float32, or rounds the inputs of layers with stored integers"
     hazards: ClassVar[Mapping[str, str]] = {
-        "ONEDNN_MAX_CPU_ISA": "OpenVINO then mixes kernels for this CPU and for older ones, and may crash"
+        "ONEDNN_MAX_CPU_ISA": "OpenVINO then mixes kernels for this CPU and for older ones, and may fail"
     }
 
     @property
