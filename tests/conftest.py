@@ -8,6 +8,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from bitwright.signals import signal_stack_kept
+
 torch.set_num_threads(1)
 
 settings.register_profile(
@@ -44,6 +46,13 @@ def own_plugins():
 @pytest.fixture(autouse=True)
 def _seeded():
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _signal_stack_kept():
+    """Survive signals after tests that compile models with OpenVINO themselves."""
+    with signal_stack_kept():
+        yield
 
 
 @pytest.hookimpl(wrapper=True)

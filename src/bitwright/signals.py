@@ -1,9 +1,31 @@
-"""Signals that wait until what they would interrupt is done."""
+"""Signals that wait until what they would interrupt is done, and the stack that their handlers run on."""
 
+import ctypes
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any, Self
+
+_STACK_SIZE = 64  # more than the bytes of a stack_t on any system
+
+
+@contextmanager
+def signal_stack_kept() -> Iterator[None]:
+    """Keep the stack on which this thread handles signals.
+
+    OpenVINO replaces it when it compiles a model, and later unmaps its own: the next signal, such as Ctrl-C, would then
+    kill the process.
+    """
+    exchange = getattr(ctypes.CDLL(None), "sigaltstack", None) if hasattr(signal, "pthread_kill") else None
+    before = ctypes.create_string_buffer(_STACK_SIZE)
+    known = exchange is not None and exchange(None, before) == 0
+    try:
+        yield
+    finally:
+        if exchange is not None and known:
+            exchange(before, None)
 
 
 class DelayedSignals:

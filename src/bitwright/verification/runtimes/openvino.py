@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from bitwright.signals import signal_stack_kept
 from bitwright.verification.runtimes.base import (
     RUNS,
     Arrays,
@@ -105,7 +106,7 @@ class OpenVino(Runtime):
         if threads:
             settings["INFERENCE_NUM_THREADS"] = threads
         core = openvino.Core()
-        with loadable(file) as content:
+        with loadable(file) as content, signal_stack_kept():
             return core.compile_model(core.read_model(content), "CPU", settings)
 
 
