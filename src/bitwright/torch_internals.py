@@ -165,10 +165,8 @@ def _module_calls() -> bool:
 
 # ---------------------------------------------------------------------------- contexts and checkpointing
 
-
 NON_REENTRANT_CHECKPOINT = "torch.utils.checkpoint._checkpoint_without_reentrant_generator"
 """The generator that wraps a function under ``checkpoint(use_reentrant=False)``, to keep what backward needs."""
-
 
 CHECK, CHECK_TENSOR = "torch._check_with", "torch._check_tensor_all_with"
 """What ``torch._check`` and its like call with an error's type, a truth (or a tensor of truths) and a message."""
@@ -189,8 +187,7 @@ def _autocast() -> bool:
 @_check
 def _checkpoint() -> bool:
     """torch.utils.checkpoint wraps functions by a generator."""
-    found = find_attribute(NON_REENTRANT_CHECKPOINT)
-    return found is not None and callable(getattr(*found))
+    return (found := find_attribute(NON_REENTRANT_CHECKPOINT)) is not None and callable(getattr(*found))
 
 
 @_check
@@ -249,9 +246,8 @@ def is_traced(x: Tensor) -> bool:
 
     ``torch.compiler.is_compiling`` is also True in other threads meanwhile; their tensors are plain ones.
     """
-    if not torch.compiler.is_compiling():
-        return False
-    return torch.compiler.is_dynamo_compiling() or type(x) not in (Tensor, nn.Parameter)
+    compiler = torch.compiler
+    return compiler.is_compiling() and (compiler.is_dynamo_compiling() or type(x) not in (Tensor, nn.Parameter))
 
 
 def is_exported(x: Tensor) -> bool:
