@@ -108,12 +108,18 @@ def export_again(model: nn.Module, file: LoadedFile, record: ExportRecord, folde
 
 def _format_for(path: Path, formats: Sequence[str]) -> str:
     """The first of a target's formats whose files end like this one, or else its first."""
-    return next((name for name in formats if FORMATS.get(name).suffix == path.suffix), next(iter(formats), "onnx"))
+    fitting = set(_ending_like(path))
+    return next((name for name in formats if name in fitting), next(iter(formats), "onnx"))
+
+
+def _ending_like(path: Path) -> list[str]:
+    """The formats whose files end like this one; none for a name without an ending."""
+    return [name for name in FORMATS if path.suffix and FORMATS.get(name).suffix == path.suffix]
 
 
 def _check_name(writer: ExportFormat, path: Path) -> None:
     """Refuse names that ``verify`` would take for files of another format."""
-    owners = [name for name in FORMATS if path.suffix and FORMATS.get(name).suffix == path.suffix]
+    owners = _ending_like(path)
     if owners and writer.name not in owners:
         raise ConfigError(
             f"{path.name!r} ends like files of the format {owners[0]!r}, not of {writer.name!r}, which end in "
