@@ -203,6 +203,7 @@ def returned_integers(quantizer: TensorQuantizer, x: Tensor, result: Tensor) -> 
     above, below = (quantizer.values((numbers + step).clamp(low, high)) for step in (1, -1))
     step = torch.maximum(above - meant, meant - below)
     steps = ((result.to(meant.dtype) - meant) / step).nan_to_num(0.0).clamp(-_FAR, _FAR)
+    steps = steps.masked_fill(result.isnan() & ~x.isnan(), _FAR)
     return numbers + steps.round().to(torch.int32)
 
 
